@@ -15,6 +15,10 @@ UNITDIR ?= /usr/local/lib/systemd
 CONFDIR ?= /usr/local/lib
 SANDKEEPD ?= /usr/bin/sandkeepd
 
+# Deadlines of tests are this many times longer: see tests/README.md. After DUMP_S a test shows what its threads do.
+export SANDKEEP_TEST_PATIENCE ?= 1
+DUMP_S = $(shell echo 120 '$(SANDKEEP_TEST_PATIENCE)' | awk '{ print $$1 * $$2 }')
+
 # Compiled modules halve the start of a daemon (640 ms instead of 1,244), of which the tests have a thousand.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -41,7 +45,7 @@ demo: setup-demo
 	@$(BIN)/python -m sandkeep.cli demo
 
 test: setup-test
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -o faulthandler_timeout=$(DUMP_S) $(ARGS)
 
 bench: setup-test
 	@$(BIN)/python -m benches $(ARGS)

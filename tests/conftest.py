@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 from tests.support import order, template
+from tests.support.patience import patient
 
 from sandkeep.demo import traces
 from sandkeep.system.trees import remove_tree
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from tests.support.s3 import S3Server
 
 DAEMON = [sys.executable, "-m", "sandkeepd.main"]
-START_S = 60.0
+START_S = patient(60.0)
 NO_STATE_DIR = "/proc/sandkeep-tests-name-their-own"
 SHOWN_CHARACTERS = 8000
 """So much of the end of a daemon's log is shown with a failure."""
@@ -151,7 +152,7 @@ def pytest_testnodedown(node: Any, error: object) -> None:
     if error:
         process: subprocess.Popen[bytes] = node.gateway._io.popen
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
+            process.wait(patient(10))
         memory = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()[2]
         sys.stderr.write(f"\n{node.gateway.id} ended with {process.returncode} (negative: a signal); {memory}\n")
 
@@ -317,7 +318,7 @@ class RunningDaemon:
         assert self.process is not None
         process, self.process = self.process, None
         process.send_signal(number)
-        code = process.wait(60)
+        code = process.wait(patient(60))
         self._stopped = code == 0
         return code
 
@@ -325,8 +326,8 @@ class RunningDaemon:
         """Run `sandkeep WORDS` against it, to its end."""
         command, env = [*self.command, *words], {**self.env, **(env or {})}
         if not options and template.can_start(command, env):
-            return template.run(command, env, 120)
-        options = {"capture_output": True, "timeout": 120, **options}
+            return template.run(command, env, patient(120))
+        options = {"capture_output": True, "timeout": patient(120), **options}
         if "input" not in options:
             options["stdin"] = subprocess.DEVNULL
         return subprocess.run(command, env=env, **options)

@@ -11,8 +11,9 @@ from contextlib import suppress
 from typing import Final
 
 from sandkeep.errors import SandkeepError
+from sandkeep.protocol.printable import lines
 from sandkeep.settings import daemon
-from sandkeep.system import start_failure
+from sandkeep.system import extras, start_failure
 
 OPEN_FILES: Final = 65536
 """The same value as in the systemd units."""
@@ -38,8 +39,11 @@ def main() -> None:
     managed = bool(os.environ.get("NOTIFY_SOCKET"))
     try:
         _run()
-    except SandkeepError as error:
-        print(f"sandkeepd: {error.message}", file=sys.stderr)  # noqa: T201  # the last words of a daemon that cannot start
+    except (SandkeepError, ModuleNotFoundError) as raised:
+        error = raised if isinstance(raised, SandkeepError) else extras.incomplete(raised)
+        if error is None:
+            raise
+        print(f"sandkeepd: {lines(error.message)}", file=sys.stderr)  # noqa: T201  # it cannot start
         if managed:  # who starts it by hand has just read it
             with suppress(SandkeepError):
                 start_failure.leave(daemon.SOCKET(), error.message)
@@ -81,7 +85,7 @@ def _run() -> None:
     try:
         trio.run(app.run, app.config_from_settings(), manager)
     except BaseExceptionGroup as group:
-        raise _first_of_ours(group) or group from None
+        raise _sole_error(group) or group from None
 
 
 def _raise_limit_of_open_files() -> None:
@@ -92,15 +96,14 @@ def _raise_limit_of_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
 
 
-def _first_of_ours(group: BaseExceptionGroup[BaseException]) -> SandkeepError | None:
+def _sole_error(group: BaseExceptionGroup[BaseException]) -> BaseException | None:
     """The error that a start failed with, out of the nurseries that it came through; None for a defect."""
-    ours, others = group.split(SandkeepError)
+    ours, others = group.split((SandkeepError, ModuleNotFoundError))
     if ours is None or others is not None:
         return None
     inner: BaseException = ours
     while isinstance(inner, BaseExceptionGroup):
         inner = inner.exceptions[0]
-    assert isinstance(inner, SandkeepError)
     return inner
 
 

@@ -29,11 +29,28 @@ from sandkeep.model import Copied
 if TYPE_CHECKING:
     from sandkeep.transfer import Path, Sandbox
 
-__all__ = ["Client", "Events", "Handed", "Terminal", "attach", "connect", "copy_across", "copy_in", "copy_out"]
+__all__ = [
+    "Client", "Events", "Handed", "Terminal", "attach", "connect", "copy_across", "copy_in", "copy_out", "timeout",
+]  # fmt: skip
 
 Progress = Callable[[int], None]
 
 _READ_BYTES: Final = 64 * 1024
+
+
+@asynccontextmanager
+async def timeout(delay_s: float | None) -> AsyncIterator[asyncio.Timeout]:
+    """Do as `asyncio.timeout`; the TimeoutError has the `process_id` of the command that it ended, or None.
+
+    asyncio makes that error anew, of the cancellation that went through the call; with `asyncio.timeout` and
+    `asyncio.wait_for` the id is in the error's `__cause__`.
+    """
+    try:
+        async with asyncio.timeout(delay_s) as deadline:
+            yield deadline
+    except TimeoutError as error:
+        error.process_id = getattr(error.__cause__, "process_id", None)  # type: ignore[attr-defined]
+        raise
 
 
 # -- copies -----------------------------------------------------------------------------------------------------------

@@ -711,6 +711,7 @@ class BranchMergeRequested(Event, frozen=True, kw_only=True):
 class BranchConflicted(Event, frozen=True, kw_only=True):
     """The branches differ in so many places, which wait for ``branch.resolve``. The `points` are kept until then, and
     as long as the sandbox that is made of them. `record` names what is kept of the merge, of `size_bytes` with them.
+    So many changes of branches are `dropped` already, as rules gave their paths to others.
     """
 
     type = "branch.conflicted"
@@ -719,11 +720,13 @@ class BranchConflicted(Event, frozen=True, kw_only=True):
     points: list[Point]
     record: str
     size_bytes: int
+    dropped: int = 0
 
 
 class BranchMerged(Event, frozen=True, kw_only=True):
     """The merged files are kept, and the sandbox of them is about to be made. `provenance` is the digest of the record
-    that tells for each of the `changed` paths where it came from.
+    that tells for each of the `changed` paths where it came from. So many changes of branches are `dropped`, as whole
+    versions of others, or nothing, were taken at their paths.
     """
 
     type = "branch.merged"
@@ -731,6 +734,7 @@ class BranchMerged(Event, frozen=True, kw_only=True):
     changed: int
     provenance: str
     points: list[Point]
+    dropped: int = 0
 
 
 class BranchMergeFailed(Failure, frozen=True, kw_only=True):
@@ -740,20 +744,25 @@ class BranchMergeFailed(Failure, frozen=True, kw_only=True):
 
 
 class BranchResolveRequested(Event, frozen=True, kw_only=True):
-    """So many decisions on conflicts are about to be applied. Their contents are in no event."""
+    """So many decisions on conflicts are about to be applied: `choices` counts them by what is taken, a branch or
+    ``base``, of a hunk, a path or the ``(whole)`` path, and ``delete``, ``data`` and ``all``. Their paths are in the
+    record of the merge, their contents in no event.
+    """
 
     type = "branch.resolve_requested"
     outcomes: ClassVar[tuple[str, ...]] = ("branch.merged", "branch.resolved", "branch.resolve_failed")
     decisions: int
+    choices: dict[str, int] = field(default_factory=dict)
 
 
 class BranchResolved(Event, frozen=True, kw_only=True):
-    """So many conflicts are left. `record` names what is kept of the merge."""
+    """So many conflicts are left. `record` names what is kept of the merge. `dropped`: as in `branch.merged`."""
 
     type = "branch.resolved"
     conflicts: int
     changed: int
     record: str
+    dropped: int = 0
 
 
 class BranchResolveFailed(Failure, frozen=True, kw_only=True):
@@ -861,9 +870,9 @@ class ProcessTimedOut(Event, frozen=True, kw_only=True):
 
 
 class ProcessExited(Event, frozen=True, kw_only=True):
-    """The process ended. `exit_code` is the shell's: 128+n for signal n. The sizes are those of its journal at that
-    moment. `oom_killed`: the kernel's OOM killer killed it, or a process it waited for. `limits_met` are the limits at
-    which it ended.
+    """The process ended. `exit_code` is the shell's: 128+n for signal n; but 124 if its time limit ended it. The sizes
+    are those of its journal at that moment. `oom_killed`: the kernel's OOM killer killed it, or a process it waited
+    for. `limits_met` are the limits at which it ended.
     """
 
     type = "process.exited"

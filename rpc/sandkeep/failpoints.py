@@ -91,7 +91,6 @@ POINTS: Final = (
     "branch.resolved",
     "commit.planned",
     "commit.applied",
-    "commit.marked",
     "restore.opened",
     "restore.unpacked",
     "replace.aside",

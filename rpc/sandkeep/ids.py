@@ -5,7 +5,9 @@ case: 48 bits of milliseconds since 1970 and 80 random bits (the layout of a ULI
 Sorting ids as text sorts them by the time they were made.
 
 A caller chooses names: of a sandbox, unique among its owner's that have not ended; of a process, unique among those of
-its sandbox that have not ended. Names and ids follow one rule, `NAME_PATTERN`, but no name looks like an id.
+its sandbox that have not ended. Names and ids follow one rule, `NAME_PATTERN`, but no name looks like an id
+(`check_new_name`). Images have names of their own, `IMAGE_NAME_PATTERN`, as those of other engines; an artifact's name
+is that of a file, `FILE_NAME_PATTERN`.
 """
 
 import os
@@ -41,6 +43,12 @@ MAX_NAME_LENGTH: Final = 64
 IMAGE_NAME_PATTERN: Final = (
     r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$(?!\n)"
 )
+SHOWN_PATTERN: Final = (
+    r"^[^\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]+$(?!\n)"
+)
+"""Text that is seen as it is: without control characters, those that turn the direction of writing, or hide."""
+
+FILE_NAME_PATTERN: Final = r"^(?![. ]+$)(?!.*/)" + SHOWN_PATTERN.removeprefix("^")
 DEFAULT_TAG: Final = ":latest"
 
 _NAME = re.compile(NAME_PATTERN)
@@ -94,9 +102,16 @@ def image_name(text: str) -> str:
     return text.removesuffix(DEFAULT_TAG)
 
 
-def check_own_name(text: str, field: str) -> str:
-    """Return a caller's name for a sandbox; raise `invalid`, naming `field`, for one that looks like an id."""
-    check_name(text, field)
+def check_new_name(text: str, field: str) -> str:
+    """Return the name that a caller gives to an object; raise `invalid`, naming `field`, if it may not have that.
+
+    One rule for sandboxes, branches, sessions, processes, snapshots, checkpoints, volumes, locks and API keys.
+    """
+    return refuse_id(check_name(text, field), field)
+
+
+def refuse_id(text: str, field: str) -> str:
+    """Return a new name; raise `invalid`, naming `field`, if it looks like an id of any kind."""
     if looks_like_id(text):
         raise CallerError("invalid", f"{field}: {text!r} looks like an id: choose another name", field=field)
     return text

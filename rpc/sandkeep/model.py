@@ -9,7 +9,10 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from sandkeep.ids import IMAGE_NAME_PATTERN, MAX_NAME_LENGTH, NAME_PATTERN
+from sandkeep.ids import FILE_NAME_PATTERN, IMAGE_NAME_PATTERN, MAX_NAME_LENGTH, NAME_PATTERN, SHOWN_PATTERN
+
+TIMED_OUT: Final = 124
+"""Exit code of a process that its time limit ended, as that of coreutils' `timeout`."""
 
 MAX_INLINE_BYTES: Final = 1024 * 1024
 """Maximum bytes of each stream in the answer of an ``exec``. The rest is in the journal."""
@@ -49,7 +52,19 @@ Text: TypeAlias = Annotated[
     str, Meta(max_length=131071, pattern=r"^[^\x00]*$(?!\n)", description="Any text without NUL.")
 ]
 Key: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$(?!\n)", description="A variable's name.")]
-Label: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+FileName: TypeAlias = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=255,
+        pattern=FILE_NAME_PATTERN,
+        description="A file's name, without '/' and control characters, and not of dots alone.",
+    ),
+]
+Label: TypeAlias = Annotated[
+    str,
+    Meta(min_length=1, max_length=256, pattern=SHOWN_PATTERN, description="Any text without control characters."),
+]
 Path: TypeAlias = Annotated[
     str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]+$(?!\n)", description="A path without NUL.")
 ]
@@ -625,7 +640,8 @@ class ConflictHunk(Struct, frozen=True, kw_only=True):
 
 class Conflict(Struct, frozen=True, kw_only=True):
     """A path at which branches differ. `kind` says how: ``content``, ``binary``, ``deleted``, ``added``, ``mode``,
-    ``symlink``, ``kind`` (such as a file against a directory), ``case`` (names that differ in case alone).
+    ``symlink``, ``kind`` (such as a file against a directory), ``case`` (names that differ in case alone). `hunks` are
+    those that no decision has settled yet; not all of them if `cut`.
     """
 
     path: str
@@ -633,6 +649,19 @@ class Conflict(Struct, frozen=True, kw_only=True):
     kind: str
     sides: list[ConflictSide]
     hunks: list[ConflictHunk] = field(default_factory=list)
+    cut: bool = False
+
+
+class DroppedChange(Struct, frozen=True, kw_only=True):
+    """The change of a `branch` at a path that a merge's result does not have, as a whole version was taken there, or
+    none: so many `hunks` of text, which removed and added so many `lines`; 0 of what is not merged by lines.
+    """
+
+    path: str
+    path_bytes: bytes | None = None
+    branch: str
+    hunks: int = 0
+    lines: int = 0
 
 
 class Merge(Struct, frozen=True, kw_only=True):
@@ -657,11 +686,15 @@ class Merge(Struct, frozen=True, kw_only=True):
 
 
 class Merged(Struct, frozen=True, kw_only=True):
-    """The result of a merge: the `sandbox`, or the first of the conflicts."""
+    """The result of a merge: the `sandbox`, or the first of the conflicts. `dropped` has the changes that choices of
+    whole paths have dropped, the first of `dropped_count`.
+    """
 
     merge: Merge
     sandbox: Sandbox | None = None
     conflicts: list[Conflict] = field(default_factory=list)
+    dropped: list[DroppedChange] = field(default_factory=list)
+    dropped_count: int = 0
 
 
 class ConflictList(Struct, frozen=True, kw_only=True):
@@ -679,13 +712,19 @@ class MergeList(Struct, frozen=True, kw_only=True):
 
 
 class Resolution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A decision on the conflict at a path: the version of a branch or of ``base``, or, of names that differ in case,
-    ``all`` (`take`); nothing (`delete`); or this `data`, with this `mode` or the present one.
+    """A decision on the conflict at a path: a branch or ``base``, or, of names that differ in case, ``all`` (`take`);
+    nothing (`delete`); or this `data`, with this `mode` or the present one.
+
+    `take` decides what clashes: hunks of text, bytes, a mode, a target. Clean edits of other branches stay. With `line`
+    it decides the hunk alone that begins there in the base. With `whole` the version of the whole path is taken, and
+    the answer lists what that drops; conflicts of ``kind`` and ``case`` are always taken so.
     """
 
     path: Path | None = None
     path_bytes: bytes | None = None
     take: Name | None = None
+    whole: bool = False
+    line: Annotated[int, Meta(ge=1)] | None = None
     delete: bool = False
     data: bytes | None = None
     mode: Annotated[int, Meta(ge=0, le=0o777)] | None = None
@@ -731,7 +770,8 @@ class Commit(Struct, frozen=True, kw_only=True):
 
 class Provenance(Struct, frozen=True, kw_only=True):
     """The origin of the state of one path: of these `branches`, and `how`: ``taken``, ``alike``, ``merged``,
-    ``takes``, ``resolved``, ``policy:…``, or ``branch`` for what was changed in the branch itself.
+    ``takes``, ``resolved``, ``policy:…``, or ``branch`` for what was changed in the branch itself. `choice` is how a
+    conflict was resolved: by a branch or ``base``, of the whole path or a line, by ``delete``, ``data`` or ``all``.
     """
 
     path: str
@@ -740,6 +780,7 @@ class Provenance(Struct, frozen=True, kw_only=True):
     branches: list[str]
     how: str
     merge_id: str | None = None
+    choice: str = ""
 
 
 class Blame(Struct, frozen=True, kw_only=True):
@@ -782,10 +823,11 @@ class Process(Struct, frozen=True, kw_only=True):
     """A command in a sandbox. `name` is its process_id when it was not given one (`named` is False then).
 
     With `tty` it runs in a terminal: a tmux session inside the sandbox, which `tmux_session` names. `exit_code` is the
-    shell's: 128+n when signal n ended it. `oom_killed` is true if the kernel's OOM killer ended it, or a process it
-    waited for. `limits_met` are the limits at which it ended, and `error` says so: ``disk`` and ``pids`` if it failed
-    while the sandbox was at that limit, ``memory`` as `oom_killed`, ``time`` as `timed_out`. A process that exited with
-    0 has no `error`, but ``disk`` if the disk became full while it ran. `kill_scope` is the target of a kill: the
+    shell's: 128+n when signal n ended it; but 124 when its time limit did. `oom_killed` is true if the kernel's OOM
+    killer ended it, or a process it waited for. `limits_met` are the limits at which it ended, and `error` says so:
+    ``disk`` and ``pids`` if it failed while the sandbox was at that limit, ``memory`` as `oom_killed`, ``time`` as
+    `timed_out`. A process that exited with 0 has no `error`, but ``disk`` if the disk became full while it ran.
+    `kill_scope` is the target of a kill: the
     process ``group``.
     """
 
@@ -1131,9 +1173,12 @@ class ProviderChoice(Struct, frozen=True, kw_only=True):
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
-    """The features of this machine, provider by provider."""
+    """The features of this machine, provider by provider. `buckets`: the services, ``gcs`` and ``s3``, whose SDK is
+    installed beside the daemon, so that archives and locks can be in their buckets.
+    """
 
     providers: list[ProviderCapabilities]
+    buckets: dict[str, Capability] = field(default_factory=dict)
 
 
 class QuotaUsage(Struct, frozen=True, kw_only=True):

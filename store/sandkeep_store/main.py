@@ -6,10 +6,9 @@ import os
 import sys
 from typing import TypeAlias
 
-import msgspec
-
 from sandkeep.errors import SandkeepError
 from sandkeep.model import CompactReport, RebuildReport, RepairReport, VerifyReport
+from sandkeep.protocol.printable import document, lines
 from sandkeep.settings import daemon
 from sandkeep_store.eventlog.log import UnknownEvent
 from sandkeep_store.upkeep import offline
@@ -31,10 +30,10 @@ def main() -> None:
     try:
         report = _act(options, os.path.abspath(options.state_dir or daemon.STATE_DIR()))
     except SandkeepError as error:
-        sys.exit(f"sandkeep-store: {error.message}")
+        sys.exit(f"sandkeep-store: {lines(error.message)}")
     except UnknownEvent as unknown:
         sys.exit(f"sandkeep-store: {unknown}")
-    sys.stdout.write((msgspec.json.encode(report).decode() if options.json else _words(report)) + "\n")
+    sys.stdout.write((document(report).decode() if options.json else lines(_words(report))) + "\n")
     sys.exit(0 if _is_well(report) else 1)
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import pytest
 from tests.support.expect import refused
 from tests.support.memory_archives import MemoryArchives
+from tests.support.patience import patient
 from tests.support.s3 import S3Server
 
 from sandkeep.errors import DataError, StateError
@@ -204,7 +205,7 @@ def test_of_writers_at_once_one_wins(kind: Kind, size: int) -> None:
     def write(number: int) -> Stored | None:
         def source() -> Iterator[bytes]:
             yield bytes([number]) * (size - 1)
-            together.wait(30)
+            together.wait(patient(30))
             yield bytes([number])
 
         return unless_conflict(lambda: kind.store.write(PATH, source()))

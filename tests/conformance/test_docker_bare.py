@@ -18,6 +18,7 @@ import trio.testing
 from tests.conformance.conftest import World, run, sh, start
 from tests.support.engine import PrivateEngine
 from tests.support.expect import DEADLINE_S, until_async
+from tests.support.patience import patient
 
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import SANDBOX, new_id
@@ -179,7 +180,7 @@ async def test_signals_reach_the_group(world: World) -> None:
 async def test_output_beyond_the_limit_ends_its_writer(world: World) -> None:
     instance = made(await world.measured(16 * 1024 * 1024))
     process_id = await start(instance, "yes")
-    with trio.fail_after(60):
+    with trio.fail_after(patient(60)):
         assert (await instance.wait(process_id)).exit_code == 128 + signal.SIGXFSZ
     chunk = instance.read(process_id, "stdout", 0, 4)
     assert (chunk.data, chunk.size <= 16 * 1024 * 1024) == (b"y\ny\n", True)

@@ -11,6 +11,7 @@ import pytest
 import trio
 from tests.conformance.conftest import KUBERNETES, UID_BASE, World, run, sh, start
 from tests.support.expect import DEADLINE_S, until_async
+from tests.support.patience import patient
 
 from sandkeep.errors import ProviderError, SandkeepError, StateError
 from sandkeep.ids import PROCESS, new_id
@@ -88,7 +89,7 @@ async def test_a_kill_reaches_a_process_that_hides_from_it(
 async def _settled(instance: object, process_id: str) -> None:
     """Wait until the process has become what its script ends in, as the host sees it, or is stopped, or is gone."""
     assert isinstance(instance, KeeperInstance)
-    with trio.fail_after(60):
+    with trio.fail_after(patient(60)):
         while instance.exit_of(process_id) is None:
             pids = _pids(instance)
             if len(pids) == 1 or any(_command(pid) == b"sleep\x001000\x00" or _stopped(pid) for pid in pids):
@@ -116,14 +117,23 @@ def _told(pid: int, name: str) -> bytes:
         return b""
 
 
+@pytest.mark.usefixtures("unswept")
 @AT_HAND
 async def test_a_killed_process_whose_end_cannot_be_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file of answers is as long as a file may be, so the keeper cannot write another line."""
+    """The keeper's next line ends one that the code inside began, and the daemon does not ask before its deadline.
+
+    That line has to be the one of the end: it is spoilt, and the one after it would not be. So it is the script's turn
+    only when the keeper has told of the start.
+    """
+    monkeypatch.setattr(channel, "LOOK_S", 1e9)
     instance = await world.measured(1 << 20)
-    process_id = await start(instance, "sh", "-c", "truncate -s 1M /run/sandkeep/out/exits; echo; exec sleep 1000")
+    go = new_id("go")
+    script = f"until [ -e /run/sandkeep/out/p/{go} ]; do sleep 0.01; done; truncate -s 1M /run/sandkeep/out/exits"
+    process_id = await start(instance, "sh", "-c", f"{script}; echo; exec sleep 1000")
+    (world.state / "sandboxes" / instance.sandbox_id / "out" / "p" / go).touch()
     await instance.wait_output(process_id, 0, 0)
     monkeypatch.setattr(client, "KILL_DEADLINE_S", 0.2)
-    with trio.fail_after(60):
+    with trio.fail_after(patient(60)):
         await instance.signal(process_id, 9)
         how = await instance.wait(process_id)
     assert (how.exit_code, how.message) == (None, client.LOST_END)
@@ -235,7 +245,7 @@ async def test_a_file_whose_reader_is_stopped_or_waits(world: World, monkeypatch
     holder = await start(instance, "sh", "-c", "while :; do kill -STOP -1; echo; done")
     await instance.wait_output(holder, 0, 0)
     for attempt in (lambda: instance.read_piece("file", 0, 99), lambda: instance.write_whole("new", b"data")):
-        with trio.fail_after(60), pytest.raises(ProviderError, match="no answer from the sandbox"):
+        with trio.fail_after(patient(60)), pytest.raises(ProviderError, match="no answer from the sandbox"):
             await for_ever(attempt)  # it may be done between two of the signals
     directory = world.state / "sandboxes" / instance.sandbox_id
     found = [name for part in ("in", "out/p") for name in os.listdir(directory / part) if name.startswith("hlp")]
@@ -262,7 +272,7 @@ async def test_a_stopped_helper_takes_back_what_it_began(world: World, monkeypat
     instance = await world.sandbox()
     stopping = "until ls -a | grep -q .sandkeep-hlp; do :; done; kill -STOP -1; echo stopped; exec sleep 1000"
     enemy = await start(instance, "sh", "-c", stopping)
-    with trio.fail_after(60):
+    with trio.fail_after(patient(60)):
         while not instance.read(enemy, "stdout", 0, 1).data:
             with suppress(ProviderError):
                 await instance.write_whole("new", b"x" * (16 << 20))
@@ -281,7 +291,7 @@ async def test_a_journal_that_becomes_something_else_between_two_reads(world: Wo
     """By every way to read there is, while the process runs and when its sandbox is gone; then it is a file again."""
     instance = await world.sandbox()
     changed = []
-    with trio.fail_after(90):
+    with trio.fail_after(patient(90)):
         for other in OTHERS:
             changed.append(await _changing_journal(world, instance, other))
     await world.terminate(instance.sandbox_id)
@@ -349,7 +359,7 @@ async def test_a_copy_whose_helper_is_stopped_before_it_begins(world: World, mon
     instance = await world.sandbox()
     assert isinstance(instance, KeeperInstance)
     monkeypatch.setattr(helpers, "REQUEST_DEADLINE_S", 1.0)
-    with trio.fail_after(30), pytest.raises(ProviderError, match="did not answer"):
+    with trio.fail_after(patient(30)), pytest.raises(ProviderError, match="did not answer"):
         await instance.run_piped(["sh", "-c", "kill -STOP $$"], incoming=False).__aenter__()
     assert not [name for name in instance._shared.names() if name.startswith("hlp")]
 
@@ -363,7 +373,7 @@ async def test_what_an_adopted_sandbox_tells_of_others_is_forgotten(
     assert isinstance(instance, KeeperInstance)
     await sh(instance, f"for n in 1 2 3; do echo prc_$n +7; echo prc_$n 0; done >>{world.inside}/out/exits")
     await instance.remember_earlier()
-    with trio.fail_after(60):
+    with trio.fail_after(patient(60)):
         while instance._channel._earlier._answers:
             await trio.lowlevel.checkpoint()
     await sh(instance, f"echo prc_x 0 >>{world.inside}/out/exits")
@@ -459,7 +469,7 @@ async def test_one_that_takes_long_to_look_at_delays_no_other(world: World, monk
     def slow(paths: list[str], *rest: Any, **more: Any) -> int:
         if large.sandbox_id in str(paths[0]):
             token.run_sync_soon(looked.set)
-            go_on.wait(60)
+            go_on.wait(patient(60))
         return occupied(paths, *rest, **more)
 
     monkeypatch.setattr(disk_watch, "PERIOD_S", 0.01)
@@ -469,7 +479,7 @@ async def test_one_that_takes_long_to_look_at_delays_no_other(world: World, monk
             nursery.start_soon(watch.run)
             await looked.wait()
             await start(small, "sh", "-c", "for n in 1 2 3; do head -c 500K /dev/zero >$n; done")
-            with trio.fail_after(30):
+            with trio.fail_after(patient(30)):
                 assert small.pauses is not None
                 await small.pauses.pause_changed(False)
             go_on.set()

@@ -18,6 +18,7 @@ from tests.conftest import RunningDaemon, daemon_in
 from tests.support.boxes import Box
 from tests.support.expect import until
 from tests.support.kubernetes.images import TOOLS
+from tests.support.patience import patient
 from tests.support.users import NOBODY, as_user, command_as
 
 from sandkeep.clients import descriptors  # noqa: F401  # as who uses it has no way to the checkout
@@ -95,7 +96,7 @@ def _planted(box: Box, mode: str) -> str:
     """A process whose journal is a program of that mode; its id."""
     started = box.client.process.launch(box.id, ["cat", PROGRAM])
     process_id = str(started.process_id)
-    box.client.process.wait(box.id, process_id, timeout_s=30)  # what somebody writes to is not run
+    box.client.process.wait(box.id, process_id, timeout_s=patient(30))  # what somebody writes to is not run
     journal = f"{journals(box)}/{process_id}.stdout"
     box.sh(f"chmod {mode} {journal}; chmod 777 {journals(box)}")
     found = Path(box.daemon.state_dir, "sandboxes", box.id, "out", "p", f"{process_id}.stdout").stat()
@@ -279,7 +280,7 @@ class Users:
         self.box = as_user(NOBODY, self._create)
         with daemon.connect() as client:
             client.process.launch(self.box, ["sh", "-c", "seq 1 400000; printf 'a\\nb' >&2"], name="p")
-            client.process.wait(self.box, "p", timeout_s=60)
+            client.process.wait(self.box, "p", timeout_s=patient(60))
 
     def _create(self) -> str:
         with self.daemon.connect() as client:

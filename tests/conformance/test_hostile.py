@@ -16,6 +16,7 @@ import pytest
 from tests.support.boxes import at_most
 from tests.support.expect import until
 from tests.support.hostile import ENEMIES, SMALL_SCRATCH, Burden, Enemy, python, traces_of
+from tests.support.patience import patient
 from tests.support.siege import MEMORY_BUDGET, Box, House, attack, follow, fought
 from tests.support.soak import times
 
@@ -116,7 +117,7 @@ open(P + "/all", "w").close(); time.sleep(1000)""".replace("THOUSANDS", str(THOU
     for box in boxes:
         house.go(box.id)
     for box in boxes:
-        until(lambda box=box.id: os.path.exists(f"{house.daemon.state_dir}/sandboxes/{box}/out/p/all"), 1000)
+        until(lambda box=box.id: os.path.exists(f"{house.daemon.state_dir}/sandboxes/{box}/out/p/all"), patient(1000))
     with ThreadPoolExecutor(1) as pool:
         ending = pool.submit(house.end_all, boxes)
         made: list[Box] = []

@@ -22,6 +22,7 @@ import pytest
 from tests.support.expect import refused
 from tests.support.locking import FastClock, LosesAnswers, TestClock, contend, history, record
 from tests.support.memory_locks import MemoryStore
+from tests.support.patience import patient
 from tests.support.soak import times
 
 from sandkeep_store.locks import rules
@@ -394,7 +395,7 @@ def test_a_live_waiter_comes_first(world: World, expires_in: float) -> None:
         assert world.document()["waiterExpiresAt"] is None
 
 
-def waiting(world: World, timeout_s: float = 30) -> tuple[Lease, Attempt]:
+def waiting(world: World, timeout_s: float = patient(30)) -> tuple[Lease, Attempt]:
     """An owner, and who waits for its lock."""
     lease = world.locks().acquire("box")
     attempt = Attempt(world.locks(), "box", owner_id="next", timeout_s=timeout_s)

@@ -16,6 +16,7 @@ import pytest
 import trio
 from tests.conformance.conftest import KUBERNETES, World, directory, no_progress, run, sh, start
 from tests.support.expect import DEADLINE_S, until_async
+from tests.support.patience import patient
 from tests.support.users import command_as
 
 from sandkeep.errors import CallerError, ProviderError, SetupError, StateError
@@ -183,7 +184,7 @@ async def test_hundreds_of_processes_at_once(world: World) -> None:
         assert stdout == b"%d\n" % number
         codes[number] = code
 
-    with trio.fail_after(60):
+    with trio.fail_after(patient(60)):
         async with trio.open_nursery() as nursery:
             for number in range(many):
                 nursery.start_soon(one, number)

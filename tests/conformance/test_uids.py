@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.conformance.conftest import World, run, sh
 from tests.support.ledgers import Owning
+from tests.support.patience import patient
 
 from sandkeep.errors import ProviderError
 from sandkeep.ids import new_id
@@ -85,7 +86,7 @@ async def test_nothing_of_an_ended_sandbox_can_look_at_the_next(
     uid = uid_of(world, first.sandbox_id)
     left = escape(uid)
     await world.terminate(first.sandbox_id)
-    assert left.wait(60) == -9
+    assert left.wait(patient(60)) == -9
     assert pids_where(owned_by(uid)) == []
     found = registry.read(uid)
     assert found is not None
@@ -104,7 +105,7 @@ async def test_what_has_escaped_goes_also_when_a_sandbox_is_halted(
     revival = local(world).revival
     assert revival is not None
     await revival.halt(instance.sandbox_id, world.plans[instance.sandbox_id], instance.handle)
-    assert left.wait(60) == -9
+    assert left.wait(patient(60)) == -9
     found = registry.read(uid)
     assert found is not None
     assert found.state == "claimed", "its files are kept, to be started anew"

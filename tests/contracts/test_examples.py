@@ -18,13 +18,14 @@ from tests.conftest import RunningDaemon, daemon_in
 from tests.support.documents import ROOT, directory
 from tests.support.expect import refused_async, until
 from tests.support.inside import inside
+from tests.support.patience import patient
 
 from sandkeepd.host import processes
 
 pytestmark = pytest.mark.needs("bwrap")
 
 EXAMPLES = ROOT / "examples"
-DEADLINE_S = 60.0
+DEADLINE_S = patient(60.0)
 WORK = ["from inside", "it exited with 3", "1", "2", "3", "counter exited with 0"]
 
 
@@ -72,7 +73,7 @@ def start(daemon: RunningDaemon) -> Iterator[Callable[..., "subprocess.Popen[byt
 
 
 def run_client(daemon: RunningDaemon, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, env={**daemon.env, **env}, capture_output=True, text=True, timeout=300)
+    return subprocess.run(words, env={**daemon.env, **env}, capture_output=True, text=True, timeout=patient(300))
 
 
 def did_the_work(daemon: RunningDaemon, done: subprocess.CompletedProcess[str]) -> None:
@@ -224,7 +225,7 @@ def test_the_tournament(daemon: RunningDaemon, place: Path) -> None:
         assert (client.sandbox.list().sandboxes, client.image.list().images) == before
     assert sorted(os.listdir(host)) == sorted(path.name for path in (here / "project").glob("*.py"))
     suite = [sys.executable, "-B", "-m", "unittest"]
-    assert subprocess.run(suite, cwd=host, capture_output=True, timeout=60).returncode == 0
+    assert subprocess.run(suite, cwd=host, capture_output=True, timeout=patient(60)).returncode == 0
     again = run_client(daemon, sys.executable, str(here / "tournament.py"), str(host))
     assert (again.returncode, again.stdout, again.stderr) == (1, "before: OK\n", "the project has nothing to fix\n")
 

@@ -19,6 +19,7 @@ from tests.support import rootfs
 from tests.support.documents import ROOT
 from tests.support.expect import until
 from tests.support.kubernetes.cluster import Cluster, start_cluster
+from tests.support.patience import patient
 
 from sandkeep.compat.agent_sandbox import PodSnapshotSandboxClient
 
@@ -108,7 +109,7 @@ def test_the_counter_goes_on_from_each_snapshot(cluster: Cluster, tmp_path: Path
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=patient(300),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.support.expect import until
 from tests.support.modal.boxes import Boxes, output
+from tests.support.patience import patient
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("busybox"), pytest.mark.needs("modal")]
 
@@ -16,7 +17,7 @@ ECHO = ("nc", "-ll", "-p", "22", "-e", "cat")
 
 def echo(connection: socket.socket) -> bytes:
     """Send a line, and return what comes back until the end."""
-    connection.settimeout(60)
+    connection.settimeout(patient(60))
     connection.sendall(b"line\n")
     received = connection.recv(100)
     while not received.endswith(b"\n"):
@@ -62,7 +63,7 @@ def test_a_tunnel_through_tls(boxes: Boxes) -> None:
 def test_a_tunnel_to_nobody_is_closed(boxes: Boxes) -> None:
     made = boxes.create(unencrypted_ports=[22])
     with socket.create_connection(made.tunnels()[22].tcp_socket) as connection:
-        connection.settimeout(60)
+        connection.settimeout(patient(60))
         with contextlib.suppress(ConnectionResetError):
             assert connection.recv(1) == b""
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.support.documents import blocks
+from tests.support.patience import patient
 
 import sandkeep
 
@@ -126,7 +127,7 @@ async def each(iterable: Any) -> AsyncIterator[Any]:
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: re.search(r"import ([\w.]+)", program)[1])  # type: ignore[index]
 def test_a_program(program: str, project: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", program.replace(PROJECT, project)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program.replace(PROJECT, project)], capture_output=True, text=True, timeout=patient(120)
     )
     assert done.returncode == 0, done.stderr
     check(program, done.stdout)

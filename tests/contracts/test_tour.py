@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.support.documents import blocks
+from tests.support.patience import patient
 
 pytestmark = pytest.mark.needs("bwrap")
 
@@ -25,7 +26,7 @@ def test_the_quickstart_and_the_tour(new_daemon: Any, tmp_path: Path) -> None:
     env = {**place.env, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
     script = "set -eu\n" + first + WAIT + "".join(rest) + "wait\n"
     done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path / "project", env=env, capture_output=True, text=True, timeout=100
+        ["bash", "-c", script], cwd=tmp_path / "project", env=env, capture_output=True, text=True, timeout=patient(100)
     )
     assert done.returncode == 0, done.stdout + done.stderr
     for line in ("it exited with 3", "HELLO", "6 characters", "1\n2\n3", "sandbox.created", "sound"):
@@ -36,6 +37,6 @@ def test_the_python(shared_daemon: Any, tmp_path: Path) -> None:
     (example,) = blocks("README.md", "python")
     example = example.replace("/path/to/project", str(tmp_path))
     done = subprocess.run(
-        [sys.executable, "-c", example], env=shared_daemon.env, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", example], env=shared_daemon.env, capture_output=True, text=True, timeout=patient(60)
     )
     assert (done.returncode, done.stdout) == (0, "0 b'hello\\n'\n"), done.stderr

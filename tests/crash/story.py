@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from tests.conftest import ENGINES, RunningDaemon, daemon_in
 from tests.support.expect import until
+from tests.support.patience import patient
 
 from sandkeep import failpoints, transfer
 from sandkeep.errors import SandkeepError
@@ -28,7 +29,7 @@ from sandkeepd.host.uids.registry import Registry
 LINES = 300
 COUNT = f'i=0; while [ $i -lt {LINES} ]; do echo "line $i"; i=$((i+1)); done; exit 7'
 COUNTED = b"".join(b"line %d\n" % number for number in range(LINES))
-PATIENCE_S = 120.0
+PATIENCE_S = patient(120.0)
 TURN_S = 600.0
 """Seconds that a test waits until its story has had its turn among others and is told."""
 
@@ -52,7 +53,7 @@ class Story:
         """Start the daemon again if it is dead, from now on without a failpoint."""
         self.deaths += 1
         assert self.daemon.process is not None
-        self.daemon.process.wait(60)
+        self.daemon.process.wait(patient(60))
         self.daemon.process = None
         self.daemon.env.pop(failpoints.SETTING, None)
         self.daemon.start()
@@ -74,7 +75,7 @@ class Story:
         """Whether the daemon has died, or is about to."""
         assert self.daemon.process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.daemon.process.wait(30)  # a busy machine takes long to clear a killed process away
+            self.daemon.process.wait(patient(30))  # a busy machine takes long to clear a killed process away
         return self.daemon.process.poll() is not None
 
     def ask(self, method: str, *args: Any, **params: Any) -> Any:

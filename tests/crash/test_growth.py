@@ -13,6 +13,7 @@ import pytest
 from tests.crash import growing
 from tests.crash.growing import HERE, MARKER, OUTPUT, POINTS, RUNNING
 from tests.crash.story import check_intents, events_of
+from tests.support.patience import patient
 
 from sandkeep.events import LOG_STREAM
 from sandkeep_store.upkeep import offline, segments
@@ -37,7 +38,7 @@ def lives(root: Path) -> dict[str, tuple[int, int]]:
     """How the daemon that dies ended, and the one after it, for every point."""
     command = [sys.executable, "-m", "tests.crash.growing", str(root), *POINTS]
     said = subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=120, cwd=Path(__file__).parents[2]
+        command, capture_output=True, text=True, check=True, timeout=patient(120), cwd=Path(__file__).parents[2]
     )
     lines = [line.split() for line in said.stdout.splitlines()]
     assert said.stderr == ""

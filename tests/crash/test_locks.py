@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from tests.conftest import RunningDaemon
 from tests.crash.story import Story
+from tests.support.patience import patient
 
 from sandkeep import failpoints
 from sandkeep.events import EVENTS
@@ -39,7 +40,7 @@ def test_a_death_at_every_point(new_daemon: Callable[[], RunningDaemon], tmp_pat
     daemon.env[failpoints.SETTING] = point
     story = Story(daemon)
     story.start()
-    taken = story.ask("lock.acquire", "box", timeout_s=60)
+    taken = story.ask("lock.acquire", "box", timeout_s=patient(60))
     assert taken.status == "held"
     assert (document(tmp_path)["ownerId"], document(tmp_path)["fence"]) == (taken.owner_id, taken.fence)
     given = story.ask("lock.release", taken.lock_id)
@@ -50,7 +51,7 @@ def test_a_death_at_every_point(new_daemon: Callable[[], RunningDaemon], tmp_pat
     stolen = story.ask("lock.release", "box", force=True)
     assert stolen.status in ("stolen", "released")
     assert document(tmp_path)["expiresAt"] == 0
-    again = story.ask("lock.acquire", "box", timeout_s=60)
+    again = story.ask("lock.acquire", "box", timeout_s=patient(60))
     assert again.fence > other.fence.number
     assert story.deaths == 1
     locks = story.look(lambda client: client.lock.list(all=True).locks)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.conftest import RunningDaemon
 from tests.crash.story import Story, check, events_of
+from tests.support.patience import patient
 from tests.support.soak import times
 
 from sandkeep.errors import StateError
@@ -18,7 +19,7 @@ from sandkeep.errors import StateError
 pytestmark = pytest.mark.needs("bwrap")
 
 KILLS, KILLS_SOAK = 25, times(1000)
-PATIENCE_S = 300.0
+PATIENCE_S = patient(300.0)
 CLIENTS = 3
 LONGEST_LIFE_S = 0.4
 LINES = b"".join(b"%d\n" % number for number in range(100))
@@ -104,7 +105,7 @@ def under_fire(daemon: RunningDaemon, source: Path, kills: int) -> None:
     finally:
         going.set()
         for load in loads:
-            load.thread.join(60)
+            load.thread.join(patient(60))
     assert [load.failure for load in loads if load.failure] == []
     assert [load for load in loads if not load.made] == []
     with daemon.connect() as client:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.conftest import RunningDaemon
 from tests.crash.story import events_of
+from tests.support.patience import patient
 
 from sandkeep.events import DaemonStopped
 
@@ -91,7 +92,7 @@ def test_stopped_and_continued_it_answers_what_was_asked_meanwhile(counting: Cal
     daemon = counting()
     assert daemon.process is not None
     with socket.socket(socket.AF_UNIX) as asking:
-        asking.settimeout(60)
+        asking.settimeout(patient(60))
         asking.connect(daemon.socket)
         daemon.process.send_signal(signal.SIGSTOP)
         asking.sendall(b'{"jsonrpc":"2.0","id":1,"method":"daemon.ping"}\n')

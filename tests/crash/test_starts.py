@@ -18,6 +18,7 @@ import pytest
 from tests.conftest import RunningDaemon
 from tests.crash.story import Story, check, events_of
 from tests.support.expect import until
+from tests.support.patience import patient
 from tests.support.soak import times
 
 from sandkeep.errors import StateError
@@ -65,14 +66,14 @@ def start_many(daemon: RunningDaemon, rounds: int) -> None:
             assert client.daemon.status().pid == winner.pid
         for racer in racers:
             if racer is not winner:
-                said = racer.communicate(timeout=60)[1].decode()
+                said = racer.communicate(timeout=patient(60))[1].decode()
                 assert racer.returncode == 1
                 assert "another daemon uses" in said or "already listening" in said, said
                 assert len(said.strip().splitlines()) == 1
         with daemon.connect() as client:  # also after they have cleared up
             assert client.daemon.status().pid == winner.pid
         winner.kill()
-        winner.communicate(timeout=60)
+        winner.communicate(timeout=patient(60))
         assert os.path.exists(daemon.socket)
     daemon.start()
     daemon.stop()
@@ -165,7 +166,7 @@ def end_early(daemon: RunningDaemon, source: Path, deaths: int) -> None:
         begun = spawn(daemon)
         time.sleep(chance.uniform(0, LATEST_S))
         begun.send_signal(chance.choice((signal.SIGKILL, signal.SIGTERM)))
-        assert begun.wait(30) in (0, -signal.SIGKILL, -signal.SIGTERM), daemon.said()
+        assert begun.wait(patient(30)) in (0, -signal.SIGKILL, -signal.SIGTERM), daemon.said()
     daemon.start()
     acknowledged, story = story.acknowledged, Story(daemon)  # whose patience begins now
     story.acknowledged = acknowledged

@@ -11,6 +11,7 @@ from tests.conftest import RunningDaemon
 from tests.support.changed import program
 from tests.support.expect import until
 from tests.support.faults import FaultyLine
+from tests.support.patience import patient
 
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import SNAPSHOT, new_id
@@ -54,9 +55,9 @@ def kill_in_upload(daemon: RunningDaemon, box: str, line: FaultyLine, part: str)
 
     making = Thread(target=snapshot)
     making.start()
-    assert sent.arrived.wait(60)
+    assert sent.arrived.wait(patient(60))
     daemon.kill()
-    making.join(60)
+    making.join(patient(60))
     return sent
 
 
@@ -105,12 +106,12 @@ def test_what_is_under_way_goes_on(
 
     making = Thread(target=snapshot)
     making.start()
-    assert last.arrived.wait(60)
+    assert last.arrived.wait(patient(60))
     with daemon.connect() as client:
         client.snapshot.gc()
     assert len(s3.unfinished(s3_bucket)) == 1
     last.let_go()
-    making.join(60)
+    making.join(patient(60))
     [kept] = made
     assert s3.client().head_object(Bucket=s3_bucket, Key=kept.places[0].path)["ContentLength"] == kept.size_bytes
 

@@ -11,6 +11,7 @@ import pytest
 from tests.integration.conftest import Make
 from tests.support.changed import program
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 from tests.support.sharing import ID, Cluster
 
 from sandkeep.errors import SandkeepError
@@ -56,7 +57,7 @@ class Held:
 
     def _attach(self) -> Any:
         try:
-            return self.group.attach(1, timeout_s=40)
+            return self.group.attach(1, timeout_s=patient(40))
         except SandkeepError as error:
             return error.code
 
@@ -68,7 +69,7 @@ class Held:
 
     def go_on(self) -> Any:
         os.unlink(self.flag)
-        return self.outcome.result(60)
+        return self.outcome.result(patient(60))
 
 
 @pytest.fixture(params=[SLOW, LATE], ids=["saved", "told"])
@@ -98,7 +99,7 @@ def test_what_is_terminated_just_before_it_is_given_up_is_given_up(held: Held) -
         made = client.sandbox.get(ID)
         ended = held.at_once(lambda: client.sandbox.terminate(ID))
         outcome = held.go_on()
-        reason = ended.result(60).terminated_reason
+        reason = ended.result(patient(60)).terminated_reason
     if reason == "requested":
         assert outcome in ("not_found", "conflict", "lock_timeout")
         assert held.group.standing() == []

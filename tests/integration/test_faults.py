@@ -20,6 +20,7 @@ from tests.conftest import RunningDaemon
 from tests.support.changed import leases_of, program
 from tests.support.expect import refused, until
 from tests.support.faults import Fault, FaultyLine, Request
+from tests.support.patience import patient
 from tests.support.sharing import ID, Cluster, of_gcs
 
 from sandkeep_store.locks.open import open_store
@@ -123,7 +124,7 @@ def test_everything_is_done_in_spite_of_them(group: New, place: str, faults: tup
     two.sh(1, "echo two >>mine")
     with two.daemons[1].connect() as client:
         client.sandbox.detach(ID)
-    two.attach(0, timeout_s=60)
+    two.attach(0, timeout_s=patient(60))
     assert two.files(0) == ["one", "two"]
     assert max(line.failed for line in two.lines) >= len(faults)
     assert two.standing() == [0]
@@ -153,12 +154,12 @@ def test_who_cannot_save_it_keeps_it_and_says_why(group: New, place: str, fault:
     first = two.document(METADATA)
     refuses(two.lines[0], fault, path)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(refused, "conflict", two.attach, 1, timeout_s=40)
+        waiting = pool.submit(refused, "conflict", two.attach, 1, timeout_s=patient(40))
         until(lambda: "lock.handover_failed" in two.history(0, made.sandbox_id))
         until(lambda: two.get(0).status == "running")
         if path == METADATA:  # only then can it be told
             two.lines[0].mend()
-        error = waiting.result(60)
+        error = waiting.result(patient(60))
     assert "keeps it" in error.message
     assert error.data["cause"] == "provider_unavailable"
     with two.daemons[0].connect() as client:
@@ -183,7 +184,7 @@ def test_who_attaches_and_cannot_tell_it_gives_it_back(group: New, place: str) -
     refused("provider_unavailable", two.attach, 1)
     two.lines[1].mend()
     until(lambda: two.standing() == [])
-    two.attach(0, timeout_s=30)
+    two.attach_next(0, timeout_s=patient(30))
     assert two.files(0) == ["one"]
     assert len(two.owners()) == 3
 
@@ -212,7 +213,7 @@ def test_an_owner_that_reaches_nothing_stops_before_another_has_it(
         client.process.launch(ID, "while :; do date +%s%N >>log; sleep 0.02; done", name="writer")
     two.sh(0, "echo never-saved >>mine")
     two.lines[0].fail("down")
-    two.attach(1, timeout_s=120)
+    two.attach_next(1, timeout_s=patient(120))
     assert two.files(1) == ["one"]
     until(lambda: two.get(0, made.sandbox_id).status == "suspended")
     second = two.document(METADATA)
@@ -220,9 +221,10 @@ def test_an_owner_that_reaches_nothing_stops_before_another_has_it(
         stopped = [
             event for event in client.sandbox.history(made.sandbox_id).events if event.type == "sandbox.suspended"
         ]
-    first, last = two.owners()
+    first, *others = two.owners()
+    last = others[-1]  # an attempt to attach it may have failed after it had the lock
     assert first.status == "expired"
-    assert stopped[-1].time < last.acquired_at
+    assert stopped[-1].time < others[0].acquired_at
     two.lines[0].mend()
     until(lambda: two.get(0, made.sandbox_id).moved_to is not None)
     assert two.get(0, made.sandbox_id).status == "suspended"
@@ -239,10 +241,10 @@ def test_a_handover_that_outlasts_the_lease_starts_nothing_again(group: New) -> 
         client.snapshot.create(ID)
     saving = two.lines[0].hold(lambda request: request.method == "PUT" and "upload_id" in request.target)
     with ThreadPoolExecutor(1) as pool:
-        attaching = pool.submit(two.attach, 1, timeout_s=60)
-        assert saving.arrived.wait(60)
+        attaching = pool.submit(two.attach, 1, timeout_s=patient(60))
+        assert saving.arrived.wait(patient(60))
         two.lines[0].fail("down")
-        attaching.result(60)
+        attaching.result(patient(60))
     saving.let_go()
     with two.daemons[0].connect() as client:
         until(lambda: client.snapshot.list(sandbox_id=made.sandbox_id, all=True).snapshots[-1].status != "creating")
@@ -286,9 +288,9 @@ def test_when_a_bucket_is_back_its_last_owner_goes_on(group: New, place: str) ->
         line.mend()
     until(lambda: two.get(0).status == "running")
     assert two.files(0) == ["one"]
-    two.attach(1, timeout_s=30)
+    two.attach_next(1, timeout_s=patient(30))
     assert two.files(1) == ["one"]
-    assert len(two.owners()) == 3
+    assert len(two.owners()) >= 3
     until(lambda: two.get(0, made.sandbox_id).status == "stopped")
     assert two.get(0, made.sandbox_id).terminated_reason == "handed_over"
 
@@ -309,10 +311,10 @@ def test_an_owner_that_was_stopped_for_too_long_writes_over_nothing(
     late = line.hold(lambda request: request.writes and request.is_about("metadata.json"))
     with two.daemons[0].connect() as client:
         client.process.launch(ID, "sleep 60", name="of-which-metadata-tell")
-    assert late.arrived.wait(60)
+    assert late.arrived.wait(patient(60))
     first.send_signal(signal.SIGSTOP)
     try:
-        two.attach(1, timeout_s=120)
+        two.attach_next(1, timeout_s=patient(120))
         two.sh(1, "echo two >>mine")
     finally:
         passed = len(line.answered)

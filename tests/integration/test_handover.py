@@ -8,6 +8,7 @@ import pytest
 from tests.integration.conftest import Make
 from tests.support.counting import counting
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 from tests.support.sharing import ID, metadata
 
 pytestmark = pytest.mark.needs("bwrap", "root")
@@ -162,7 +163,7 @@ def test_of_two_that_ask_one_gets_it(cluster: Make) -> None:
 
     def attach(at: int) -> str:
         try:
-            return str(group.attach(at, timeout_s=60).status)
+            return str(group.attach(at, timeout_s=patient(60)).status)
         except Exception as error:  # each is looked at below
             return str(getattr(error, "code", error))
 

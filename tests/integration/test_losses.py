@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.integration.conftest import Make
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 from tests.support.sharing import ID, metadata
 
 from sandkeep import failpoints
@@ -31,15 +32,17 @@ def test_the_owner_dies_in_a_step_of_the_handover(cluster: Make, step: str) -> N
     first.stop()
     first.start(**{failpoints.SETTING: step})
     with ThreadPoolExecutor(1) as pool:
-        attaching = pool.submit(group.attach, 1, timeout_s=60)  # not less: the first may take long to notice it
+        attaching = pool.submit(
+            group.attach, 1, timeout_s=patient(60)
+        )  # not less: the first may take long to notice it
         assert first.process is not None
-        assert first.process.wait(60) != 0
+        assert first.process.wait(patient(60)) != 0
         first.process = None
         first.start()
         with suppress(SandkeepError):  # the next daemon has it, and the handover has failed
-            attaching.result(120)
+            attaching.result(patient(120))
     if group.standing() != [1]:
-        group.attach_next(1, timeout_s=60)
+        group.attach_next(1, timeout_s=patient(60))
     assert group.sh(1, "cat mine") == "mine\n"
     until(lambda: group.get(0, made.sandbox_id).status == "stopped")
     assert group.standing() == [1]
@@ -89,7 +92,7 @@ def test_who_dies_when_it_has_the_lock_again_goes_on(cluster: Make) -> None:
     first.start(**{failpoints.SETTING: "LockAcquisition.recorded"})
     group.daemons[1].cli("lock", "release", ID, "--force")
     assert first.process is not None
-    first.process.wait(60)
+    first.process.wait(patient(60))
     first.process = None
     first.start()
     assert "lock.lost" in group.history(0, made.sandbox_id)
@@ -126,12 +129,12 @@ def test_who_dies_while_it_attaches_takes_nothing(cluster: Make, step: str) -> N
     second.stop()
     second.start(**{failpoints.SETTING: step})
     with pytest.raises(SandkeepError):
-        group.attach(1, timeout_s=60, patience_s=0)
+        group.attach(1, timeout_s=patient(60), patience_s=0)
     assert second.process is not None
-    second.process.wait(60)
+    second.process.wait(patient(60))
     second.process = None
     second.start()
-    group.attach(1, timeout_s=90)
+    group.attach(1, timeout_s=patient(90))
     assert group.sh(1, "cat mine") == "mine\n"
     assert group.standing() == [1]
 
@@ -148,7 +151,7 @@ def test_who_dies_while_it_takes_the_image_takes_it_again(cluster: Make, step: s
     with pytest.raises(SandkeepError):
         group.attach(1, patience_s=0)
     assert second.process is not None
-    second.process.wait(60)
+    second.process.wait(patient(60))
     second.process = None
     assert group.standing() == [0]
     second.start()

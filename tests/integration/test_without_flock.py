@@ -8,6 +8,7 @@ import pytest
 from tests.integration.conftest import Make
 from tests.support.changed import program
 from tests.support.expect import refused
+from tests.support.patience import patient
 from tests.support.sharing import ID, Cluster, metadata
 
 from sandkeep.errors import StateError
@@ -36,7 +37,7 @@ def test_nothing_of_what_is_shared_rests_on_flock(new_daemon: Any, shared: dict[
 
     def attach(at: int) -> int | None:
         try:
-            group.attach(at, timeout_s=60)
+            group.attach(at, timeout_s=patient(60))
         except StateError:  # the other one waits for it already
             return None
         return at

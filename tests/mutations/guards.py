@@ -1,16 +1,20 @@
 """Guards against hostile code, how each is taken away, and the test that must fail without it.
 
 An entry replaces `text`, which occurs once in `file`, by `instead`. `python -m tests.mutations.guards` writes the list
-into `docs/explanation/hostile-code.md`; `tests/mutations/test_guards.py` keeps both true.
+into `docs/explanation/hostile-code.md`, and the table of `attacks.py`; `tests/mutations/test_guards.py` keeps both
+true.
 """
 
 import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.mutations.attacks import numbers, table
+
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "explanation" / "hostile-code.md"
 BEGIN, END = "<!-- guards: written by python -m tests.mutations.guards -->\n", "<!-- end of guards -->\n"
+BEGIN_TABLE, END_TABLE = "<!-- attacks: written by python -m tests.mutations.guards -->\n", "<!-- end of attacks -->\n"
 
 
 class Guard(NamedTuple):
@@ -33,6 +37,7 @@ _GVISOR = "tests/daemon/providers/gvisor/test_hostile_files.py::"
 _TLS = "tests/daemon/stream/test_tls.py::"
 _HTTP = "tests/daemon/http/test_server.py::"
 _CALLS = "tests/conformance/test_seccomp.py::"
+_COMMITS = "tests/daemon/host/test_host_commit.py::"
 _BUILDING = "tests/daemon/providers/docker/test_images.py::"
 _BUILD_LIMITS = "tests/daemon/providers/docker/test_build_limits.py::"
 
@@ -594,21 +599,82 @@ GUARDS = [
         "if False:",
         "tests/rpc/clients/test_handles.py::test_a_sandbox_cannot_fill_the_memory_of_its_client",
     ),
+    # recovery state
+    Guard(
+        "A staging directory of a commit is the one in the journal",
+        "daemon/sandkeepd/host/host_commit/staging.py",
+        "if info.st_ino != inode if inode is not None else os.listdir(self.fd):",
+        "if False:",
+        f"{_COMMITS}test_a_directory_in_the_place_of_the_staging_directory_is_left_alone[complete:1]",
+    ),
+    Guard(
+        "A commit is taken back in the directory that it changed",
+        "daemon/sandkeepd/host/host_commit/apply.py",
+        "if target != self._tree.inode:",
+        "if False:",
+        f"{_COMMITS}test_another_directory_by_the_path_of_the_target_is_left_alone[link]",
+    ),
+    Guard(
+        "A commit sets no set-uid bit",
+        "daemon/sandkeepd/host/host_commit/tree.py",
+        "now.mode & ~PERMISSIONS | mode & PERMISSIONS)",
+        "mode)",
+        f"{_COMMITS}test_no_step_sets_a_bit_that_gives_rights[2541]",
+    ),
+    Guard(
+        "A set-uid file is replaced when its mode changes",
+        "daemon/sandkeepd/host/host_commit/survey.py",
+        "only_mode = is_new and seen.is_plain",
+        "only_mode = is_new",
+        f"{_COMMITS}test_a_set_uid_file_loses_that_with_a_change_of_its_mode[journal:1]",
+    ),
+    Guard(
+        "No bare repository is committed",
+        "daemon/sandkeepd/branches/difference.py",
+        'why_forbidden(name) or ("git" if repositories.contain(name) else None)',
+        "why_forbidden(name)",
+        "tests/daemon/branches/test_commits.py::test_no_bare_repository_is_committed",
+    ),
+    Guard(
+        "No bare repository is completed by a commit",
+        "daemon/sandkeepd/host/host_commit/survey.py",
+        'why_forbidden(change.path) or ("git" if self._repositories.contain(change.path) else None)',
+        "why_forbidden(change.path)",
+        "tests/daemon/branches/test_commits.py::test_no_bare_repository_is_completed",
+    ),
+    Guard(
+        "Labels that a container has from its image prove nothing",
+        "daemon/sandkeepd/providers/docker/start.py",
+        "containers = filter(_is_sandbox, client.containers(all=True, filters=filters))",
+        "containers = client.containers(all=True, filters=filters)",
+        f"{_BUILDING}test_labels_of_an_image_prove_nothing[labels0]",
+    ),
 ]  # fmt: skip
 
 
 def listed() -> str:
-    """The guards as they stand in the document, and what their links mean."""
-    places = {_label(path): path for guard in GUARDS for path in (guard.file, guard.test.partition("::")[0])}
+    """Return the guards as they stand in the document, and the definitions of its links to files of the project."""
     items = [
         f"{guard.name}: {_link(guard.file)}, without it {_link(guard.test.partition('[')[0])} fails" for guard in GUARDS
     ]
-    links = [f"[{label}]: ../../{path}\n" for label, path in sorted(places.items())]
-    return "".join(map(_item, items)) + "\n" + "".join(links)
+    links = [f"[{_label(path)}]: ../../{path}\n" for path in sorted(linked_files(), key=_label)]
+    return "".join(_item(f"- {item}", "  ") for item in items) + "\n" + "".join(links)
 
 
-def _item(text: str) -> str:
-    lines = textwrap.wrap(f"- {text}", 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+def linked_files() -> set[str]:
+    """Return the files to which the list and the table link."""
+    tests = [guard.test for guard in GUARDS] + list(numbers())
+    return {guard.file for guard in GUARDS} | {test.partition("::")[0] for test in tests}
+
+
+def attacks() -> str:
+    """Return the table of attacks and its numbered tests as they stand in the document."""
+    tests = [_item(f"{number}. {_link(test)}", "   ") for test, number in numbers().items()]
+    return table() + "\n" + "".join(tests)
+
+
+def _item(text: str, indent: str) -> str:
+    lines = textwrap.wrap(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines) + "\n"
 
 
@@ -623,9 +689,13 @@ def _label(path: str) -> str:
 
 
 def written(document: str) -> str:
-    """The document with the list as it is now."""
-    before, _, rest = document.partition(BEGIN)
-    return before + BEGIN + "\n" + listed() + "\n" + END + rest.partition(END)[2]
+    """Return the document with the list and the table as they are now."""
+    return _replaced(_replaced(document, BEGIN_TABLE, attacks(), END_TABLE), BEGIN, listed(), END)
+
+
+def _replaced(document: str, begin: str, text: str, end: str) -> str:
+    before, _, rest = document.partition(begin)
+    return before + begin + "\n" + text + "\n" + end + rest.partition(end)[2]
 
 
 if __name__ == "__main__":

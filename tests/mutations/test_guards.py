@@ -14,11 +14,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.mutations.guards import DOCUMENT, GUARDS, ROOT, Guard, listed, written
+from tests.mutations.attacks import ATTACKS, numbers
+from tests.mutations.guards import DOCUMENT, GUARDS, ROOT, Guard, linked_files, listed, written
+from tests.support.patience import patient
 
 PACKAGES = ("rpc", "store", "daemon")
 COPIED = (*PACKAGES, "tests", "examples", "scripts", "pyproject.toml", "README.md", "Makefile")
-PATIENCE_S = 300.0
+PATIENCE_S = patient(300.0)
 SLOWER = 4
 """A test that takes so many times as long without a guard, and 20 s at least, comes to no end."""
 
@@ -41,8 +43,17 @@ def test_no_guard_is_named_twice() -> None:
 
 
 def test_every_link_in_the_list_leads_to_one_file() -> None:
-    paths = {path for guard in GUARDS for path in (guard.file, guard.test.partition("::")[0])}
-    assert listed().count("\n[") == len(paths)
+    assert listed().count("\n[") == len(linked_files())
+
+
+@pytest.mark.parametrize("test", numbers())
+def test_each_attack_has_its_test(test: str) -> None:
+    path, _, name = test.partition("::")
+    assert f"def {name}(" in (ROOT / path).read_text()
+
+
+def test_no_attack_is_named_twice() -> None:
+    assert len({(attack.asset, attack.mechanism) for attack in ATTACKS}) == len(ATTACKS)
 
 
 def test_the_document_has_the_list() -> None:

@@ -6,6 +6,8 @@ The ratios stay: a lease is renewed before it is lost, and lost here before it e
 import sys
 from typing import Any
 
+from tests.support.patience import patient
+
 _RULES = "sandkeep_store.locks.rules"
 
 QUICK: dict[str, Any] = {
@@ -26,13 +28,17 @@ QUICK: dict[str, Any] = {
     "sandkeep_store.buckets.answers.READ_S": 1.0,
     f"{_RULES}.POLL_S": 0.2,
 }
-"""Waits that are shorter by the factor by which leases are."""
+"""Waits that are shorter by the factor by which leases are. They are patience with services: see `leases_of`."""
 
 
 def leases_of(lease_s: float) -> dict[str, Any]:
-    """Return the constants of leases of so many seconds: lost after three fifths, of which the product takes more."""
+    """Return the constants of leases of so many seconds: lost after three fifths, of which the product takes more.
+
+    All of them are longer where tests have more patience, as the services are as busy as the tests.
+    """
+    lease_s = patient(lease_s)
     return {
-        **QUICK,
+        **{name: patient(value) for name, value in QUICK.items()},
         f"{_RULES}.LEASE_S": lease_s,
         f"{_RULES}.WAITER_S": lease_s,
         f"{_RULES}.MARGIN_S": lease_s * 0.4,

@@ -16,13 +16,14 @@ from typing import Any
 
 import msgspec
 from tests.support import rootfs
+from tests.support.patience import patient
 
-START_S = 60.0
+START_S = patient(60.0)
 
 
 class _Connection(HTTPConnection):
     def __init__(self, path: str) -> None:
-        super().__init__("engine", timeout=120)
+        super().__init__("engine", timeout=patient(120))
         self._path = path
 
     def connect(self) -> None:
@@ -227,7 +228,7 @@ class PrivateEngine:
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)
             self.process.send_signal(number)
-            self.process.wait(60)
+            self.process.wait(patient(60))
             self.process = None
             if number == signal.SIGKILL:  # its containerd dies with it, and is taken for one that runs
                 with suppress(FileNotFoundError):

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from tests.support.patience import patient
 from tests.support.threaded import InThread, QuietServer
 
 Fault: TypeAlias = int | Literal["silent", "down", "slow"]
 """The status of an answer; or there is none, and the connection stays open, or breaks; or it is late by `SLOW_S`."""
 
 SLOW_S: Final = 0.3
-_PATIENCE_S: Final = 60.0
+_PATIENCE_S: Final = patient(60.0)
 _ABOUT: Final = 250
 """Bytes of a request that name the object of an upload to GCS, before its content."""
 _RESET: Final = struct.pack("ii", 1, 0)  # closing sends no farewell

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 from tests.conftest import RunningDaemon, daemon_in
+from tests.support.patience import patient
 
 SESSIONS = "/api/sandbox/sessions/"
 
@@ -38,7 +39,7 @@ class Answer(NamedTuple):
 
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=60)
+        super().__init__("localhost", timeout=patient(60))
         self._path = path
 
     def connect(self) -> None:
@@ -48,7 +49,7 @@ class _UnixConnection(http.client.HTTPConnection):
 def plain(path: str) -> socket.socket:
     """A socket to a Unix socket, for what no client of HTTP would send."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(60)
+    sock.settimeout(patient(60))
     sock.connect(path)
     return sock
 
@@ -76,7 +77,11 @@ class Gateway:
 
     def connection(self, *, tcp: bool = False) -> http.client.HTTPConnection:
         """A connection, over which requests can follow each other."""
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60) if tcp else _UnixConnection(self.path)
+        return (
+            http.client.HTTPConnection("127.0.0.1", self.port, timeout=patient(60))
+            if tcp
+            else _UnixConnection(self.path)
+        )
 
     def ask(
         self,

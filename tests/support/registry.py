@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from tests.support.patience import patient
+
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 
 
@@ -92,7 +94,7 @@ def serving() -> Iterator[Registry]:
                 self._begin(200, content, "application/octet-stream")
                 self.wfile.write(content[:5000])
                 self.wfile.flush()
-                registry.hold.wait(60)
+                registry.hold.wait(patient(60))
                 self.close_connection = True
 
         def _begin(self, status: int, content: bytes, kind: str) -> None:

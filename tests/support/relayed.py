@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import trio
+from tests.support.patience import patient
 
 from sandkeep.model import Isolation
 from sandkeepd.host.hostile_files import HostileRoot
@@ -138,7 +139,7 @@ async def connected(pod: Pod, relay: Relay, before: Sequence[str] = ()) -> Async
     """A connection that is served for the length of a block, from when all is in the mirror."""
     async with trio.open_nursery() as nursery, pod.connection(*before) as stream:
         nursery.start_soon(relay.run, stream)
-        with trio.fail_after(30):
+        with trio.fail_after(patient(30)):
             await relay.connected.wait()
         yield stream
         nursery.cancel_scope.cancel()

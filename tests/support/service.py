@@ -9,11 +9,12 @@ import threading
 from pathlib import Path
 
 from tests.conftest import RunningDaemon
+from tests.support.patience import patient
 
 from sandkeepd.app.systemd import Manager
 
 LAUNCHER = Path(__file__).parent / "unit.py"
-PATIENCE_S = 60.0
+PATIENCE_S = patient(60.0)
 
 
 class Notices:

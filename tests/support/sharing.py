@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from tests.conftest import RunningDaemon
 from tests.support.expect import until
+from tests.support.patience import patient
 from tests.support.snapshots import sh
 
 from sandkeep.errors import SandkeepError
@@ -64,24 +65,25 @@ class Cluster:
         self.token = made.sandbox_token or self.token
         return made
 
-    def attach(self, at: int, *, patience_s: float = 10.0, **options: Any) -> Any:
+    def attach(self, at: int, *, patience_s: float = patient(10.0), **options: Any) -> Any:
         with self.daemons[at].connect(patience_s=patience_s) as client:
             return client.sandbox.attach_shared(ID, options.pop("token", self.token), **options)
 
     def attach_next(self, at: int, **options: Any) -> Any:
-        """Attach it after an earlier attempt, whose entry as a waiter may have to expire: if the lock changes at that
-        moment, its daemon does not take it away.
+        """Attach it, by several attempts if need be. The entry as a waiter of an earlier one may have to expire: if the
+        lock changes at that moment, its daemon does not take it away. And where a daemon has less than the product's
+        patience with a service, a busy machine may need more.
         """
 
         def attached() -> Any:
             try:
                 return self.attach(at, **options)
             except SandkeepError as error:
-                if error.code != "lock_contended" or not error.data.get("waiting"):
+                if error.code != "provider_unavailable" and not error.data.get("waiting"):
                     raise
                 return None
 
-        return until(attached, 120)
+        return until(attached, patient(120))
 
     def rob(self, at: int) -> None:
         """Have a daemon attach it after its lock was freed by force.
@@ -89,11 +91,11 @@ class Cluster:
         The daemon waits for the lock already, so that the owner cannot take it again first.
         """
         with ThreadPoolExecutor(1) as pool:
-            attaching = pool.submit(self.attach, at, timeout_s=120)
+            attaching = pool.submit(self.attach, at, timeout_s=patient(120))
             lock = Path(self.daemons[at].env["SANDBOX_LOCK_MOUNT_PATH"], "sandboxes", ID, "lock.json")
             until(lambda: msgspec.json.decode(lock.read_bytes()).get("waitingOwnerId"))
             freed = self.daemons[at].cli("lock", "release", ID, "--force")
-            attaching.result(180)
+            attaching.result(patient(180))
         assert freed.returncode == 0, freed
 
     def sh(self, at: int, script: str, sandbox: str = ID) -> str:

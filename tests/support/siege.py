@@ -11,6 +11,7 @@ from tests.support.boxes import at_most
 from tests.support.expect import until
 from tests.support.hostile import Burden, Enemy, Traces, keeper_of_pod, remains, traces_of
 from tests.support.kubernetes.images import TOOLS
+from tests.support.patience import patient
 
 from sandkeep.errors import SandkeepError
 from sandkeepd.providers.common.inside import INSIDE
@@ -144,7 +145,7 @@ class Dealings:
 
     def results(self) -> list[Any]:
         """What became of all of it, by now."""
-        return [future.result(30) for future in self.begun]
+        return [future.result(patient(30)) for future in self.begun]
 
 
 def follow(client: Any, box: str) -> bytes:

@@ -4,6 +4,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from tests.support.patience import patient
+
 _PASSWD = "root:x:0:0:root:/root:/bin/sh\nsshd:x:105:65534::/run/sshd:/usr/sbin/nologin\n"
 
 
@@ -38,7 +40,7 @@ def _unpack(work: Path) -> str | None:
             ["apt-get", "-qq", "download", "openssh-server", "libwrap0"],
             ["sh", "-c", 'for package in *.deb; do dpkg -x "$package" . || exit; done'],
         ):
-            subprocess.run(command, cwd=work, check=True, capture_output=True, timeout=120)
+            subprocess.run(command, cwd=work, check=True, capture_output=True, timeout=patient(120))
     except (OSError, subprocess.SubprocessError) as error:
         return f"there is no sshd, and its package cannot be had: {error}"
     return None

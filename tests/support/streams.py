@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import trio
 from tests.conftest import RunningDaemon, daemon_in
+from tests.support.patience import patient
 from trio_websocket import ConnectionClosed
 from wsproto import ConnectionType
 
@@ -60,7 +61,7 @@ class House:
             sock.connect(self.unix.removeprefix("unix:"))
         else:
             sock = socket.create_connection(("127.0.0.1", self.port))
-        sock.settimeout(60)
+        sock.settimeout(patient(60))
         return client_context().wrap_socket(sock) if way == "tls" else sock
 
 

@@ -21,9 +21,6 @@ import tempfile
 import threading
 from collections.abc import Sequence
 
-ANSWER_S = 60.0
-"""Patience with the import of everything, on a busy machine."""
-
 FIXED_BY_EXEC = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG")
 """Variables that begin like this are read when a program is started, too soon for a fork."""
 
@@ -107,7 +104,9 @@ def _connection() -> socket.socket:
         with its:
             words = [sys.executable, os.path.abspath(__file__), str(its.fileno())]
             process = subprocess.Popen(words, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL)
-        ours.settimeout(ANSWER_S)
+        from tests.support.patience import patient  # the template itself is a program, which knows no `tests`
+
+        ours.settimeout(patient(60))  # to import everything takes long on a busy machine
         assert ours.recv(16) == b"ready"
         atexit.register(_stop, process, ours)
         _template = ours

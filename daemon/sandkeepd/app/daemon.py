@@ -283,22 +283,11 @@ async def _serve_until_stopped(
 def _gateway(
     core: Core, dispatch: handlers.Dispatch, keys: Keys, activity: Activity, holdings: Holdings
 ) -> "HttpServer":
-    """Make the HTTP gateway. Its libraries are imported here, so that they cost nothing while it is off.
+    """Make the HTTP gateway. Its libraries are imported here, so that they cost nothing while it is off."""
+    from sandkeepd.http.gateway import Gateway
+    from sandkeepd.http.routes import ROWS
+    from sandkeepd.http.server import HttpServer
 
-    Raises `not_configured` when they are missing.
-    """
-    try:
-        from sandkeepd.http.gateway import Gateway
-        from sandkeepd.http.routes import ROWS
-        from sandkeepd.http.server import HttpServer
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("sandkeep"):
-            raise
-        message = (
-            f"{daemon.HTTP.name} needs the Python package {error.name.partition('.')[0]}: "
-            "pip install 'sandkeep[http]', or unset it"
-        )
-        raise SetupError("not_configured", message, setting=daemon.HTTP.name) from None
     return HttpServer(Gateway(core, dispatch, keys, activity, ROWS).app, holdings=holdings)
 
 

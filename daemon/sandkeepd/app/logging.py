@@ -6,9 +6,8 @@ import logging
 import sys
 from typing import Final
 
-import msgspec
-
 from sandkeep.protocol.clock import rfc3339
+from sandkeep.protocol.printable import document, lines
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -22,14 +21,14 @@ class Logfmt(logging.Formatter):
         fields += [f"{key}={_value(value)}" for key, value in vars(record).items() if key not in _STANDARD]
         line = " ".join(fields)
         if record.exc_info:
-            line += "\n    " + self.formatException(record.exc_info).replace("\n", "\n    ")
+            line += "\n    " + lines(self.formatException(record.exc_info)).replace("\n", "\n    ")
         return line
 
 
 def _value(value: object) -> str:
     text = str(value)
     plain = text.isprintable() and not any(character in text for character in ' "=\\')
-    return text if plain and text else msgspec.json.encode(text).decode()
+    return text if plain and text else document(text).decode()
 
 
 def set_up(level: str) -> None:

@@ -7,12 +7,22 @@ from itertools import chain
 
 import trio
 
-from sandkeep.model import Capabilities, ClientLimits, DaemonStatus, Empty, Pong, ProviderCapabilities, Welcome
+from sandkeep.model import (
+    Capabilities,
+    Capability,
+    ClientLimits,
+    DaemonStatus,
+    Empty,
+    Pong,
+    ProviderCapabilities,
+    Welcome,
+)
 from sandkeep.protocol import jsonrpc
 from sandkeep.protocol.clock import now_us, rfc3339
 from sandkeep.protocol.lines import MAX_LINE_BYTES
 from sandkeep.protocol.methods import Hello, NoParams, Shutdown
 from sandkeep.settings.daemon import CLIENT_MEMORY
+from sandkeep.system import extras
 from sandkeep.version import VERSION
 from sandkeepd.api import server
 from sandkeepd.core.access import Request
@@ -97,7 +107,8 @@ class Software:
         async with trio.open_nursery() as nursery:
             for name in self.core.providers:
                 nursery.start_soon(ask, name)
-        return Capabilities(providers=[found[name] for name in sorted(found)])
+        buckets = {extra: _bucket_capability(extra) for extra in ("gcs", "s3")}
+        return Capabilities(providers=[found[name] for name in sorted(found)], buckets=buckets)
 
     async def shutdown(self, request: Request[Shutdown]) -> Empty:
         """Stop the daemon, once this call is answered; sandboxes and processes go on."""
@@ -108,6 +119,12 @@ class Software:
     async def _stop_soon(self) -> None:
         await trio.sleep(0.05)  # lets the answer out
         self._stopping.set()
+
+
+def _bucket_capability(extra: str) -> Capability:
+    """Return whether archives and locks can be in buckets of a service, by what is installed."""
+    absent = extras.missing(extra, "a bucket of this service")
+    return Capability(works=absent is None, why=absent.message if absent else None)
 
 
 def _limits_of(uid: int) -> ClientLimits:

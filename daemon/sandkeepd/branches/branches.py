@@ -73,12 +73,16 @@ class Branches:
         self.command: Command = DirectCommand("branch.remove", self._termination.again)
 
     async def sweep(self) -> None:
-        """Remove the files of merges and commits that are on no record."""
+        """Remove the files of merges and commits that are on no record, and what commits that are done left in their
+        targets.
+        """
         # Looked for first: those that are made meanwhile are on record before they have files.
         found, state = await trio.to_thread.run_sync(self._files.names), self._core.state
         left = [name for name in found if name not in state.merges and name not in state.commits]
         for name in left:
             await trio.to_thread.run_sync(self._files.remove, name)
+        for name in found:
+            await self.committing.sweep(name)
 
     async def remove(self, request: Request[BranchRemove]) -> Sandbox:
         """End a branch."""
@@ -175,6 +179,6 @@ def _size_of(origin: Origin) -> int:
 def _provenance(origin: Origin) -> Provenance:
     path, raw = text_of(origin.path)
     return Provenance(
-        path=path, path_bytes=raw, change=origin.change, branches=origin.branches, how=origin.how,
+        path=path, path_bytes=raw, change=origin.change, branches=origin.branches, how=origin.how, choice=origin.choice,
         merge_id=origin.merge_id,
     )  # fmt: skip

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from sandkeep.errors import CallerError, SandkeepError, StateError
 from sandkeep.model import Commit, CommitPath, CommitPlan
 from sandkeep.protocol.methods import BranchCommit, BranchPlan
 from sandkeep.system.descriptors import closing_fd
-from sandkeep_store.eventlog.log import NewEvent
+from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.branches import CommitState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.branches.answers import as_many_as_fit, text_of
@@ -31,8 +31,10 @@ from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Creation, Order
 from sandkeepd.host.host_commit import client as host
 from sandkeepd.host.host_commit.changes import Change
+from sandkeepd.host.host_commit.journal import Journal
 from sandkeepd.host.host_commit.names import STAGING_PREFIX
 from sandkeepd.host.unnamed_file import unnamed_file
+from sandkeepd.providers.common.errors import storage_errors
 from sandkeepd.snapshots.layers import LayerReferences
 
 logger = logging.getLogger("sandkeepd")
@@ -114,61 +116,108 @@ class Committing(Creation[CommitState, Commit]):
                 failpoints.reach("commit.planned")
                 with closing_fd(read_only(contents)) as readable:
                     await order.progress(f"writing {len(found.changes)} changes to {asked.target}")
-                    apply = partial(_apply, commit_id, asked, found.changes, readable)
-                    await self._work.ask(asked.uid, apply)
+                    report = await self._apply(order, found.changes, readable)
         failpoints.reach("commit.applied")
-        await self._clean_up(commit_id, order.subject)
+        order.context = not report.leftover or await self._clean_up(order.subject)
         return [NewEvent(commit_id, events.BranchCommitted(**changed_counts(found.origins), provenance=digest))]
 
+    async def _apply(self, order: Order[CommitState], changes: Sequence[Change], contents: int) -> host.Report:
+        """Apply changes. First take back what commits on record here left in the target when they were cut off."""
+        asked, taken_back = order.subject.requested, set[str]()
+        apply = partial(_apply, self._files, order.stream, asked, changes, contents)
+        while True:
+            try:
+                return await self._work.ask(asked.uid, apply)
+            except StateError as error:
+                earlier = self.core.state.commits.get(error.data.get("unfinished", ""))
+                if earlier is None or earlier.commit_id in taken_back:
+                    raise
+                taken_back.add(earlier.commit_id)
+            await self._take_back(earlier)
+
+    async def _take_back(self, earlier: CommitState) -> None:
+        target = earlier.requested.target
+        try:
+            undone = await self._undo(earlier)
+        except SandkeepError as error:
+            message = f"an earlier commit was cut off in {target}, and cannot be taken back: {error.message}"
+            raise StateError("conflict", message) from None
+        if undone.leftover:
+            backups = _backups_in(target, earlier.commit_id)
+            raise StateError("conflict", f"an earlier commit was cut off, and files were changed since: {backups}")
+        if earlier.status != "creating":  # else its own order looks at the journal yet
+            await trio.to_thread.run_sync(self._files.forget_journal, earlier.commit_id)
+
     async def roll_back(self, order: Order[CommitState]) -> None:
-        await self._undo(order.stream, order.subject)
-        await trio.to_thread.run_sync(self._files.remove, order.stream)
+        if not await self._is_complete(order.stream) and not (await self._undo(order.subject)).leftover:
+            await trio.to_thread.run_sync(self._files.remove, order.stream)
+
+    async def failed(self, order: Order[CommitState], error: SandkeepError) -> Sequence[NewEvent]:
+        if await self._is_complete(order.stream):  # its program, or the log, failed after that
+            order.context = await self._clean_up(order.subject)
+            return [await self._committed(order.stream)]
+        return await super().failed(order, error)
+
+    async def succeeded(self, order: Order[CommitState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
+        if order.context:
+            await trio.to_thread.run_sync(self._files.forget_journal, order.stream)
+
+    async def sweep(self, commit_id: str) -> None:
+        """Remove what is left of a commit that is done, with its journal: an inode can be another directory's later."""
+        commit = self.core.state.commits.get(commit_id)
+        if commit is None or commit.status != "ready":
+            return
+        if await trio.to_thread.run_sync(self._files.has_journal, commit_id) and await self._clean_up(commit):
+            await trio.to_thread.run_sync(self._files.forget_journal, commit_id)
 
     async def undo(self, order: Order[CommitState]) -> None:
         """See `Creation.undo`. The directory is as it was."""
-        await trio.to_thread.run_sync(self._files.remove, order.stream)
+        if await self._clean_up(order.subject):
+            await trio.to_thread.run_sync(self._files.remove, order.stream)
 
-    async def _clean_up(self, commit_id: str, commit: CommitState) -> None:
-        """Note that a commit is complete; then remove its mark and its backups from the directory.
+    async def _clean_up(self, commit: CommitState) -> bool:
+        """Remove the staging directory of a commit that is complete, or changed nothing; False if it stays.
 
-        Error handling: it is complete whatever happens. If the directory is not to be reached any more, they stay.
+        Error handling: it is that whatever happens. The journal, which a later attempt needs, stays with the directory.
         """
         try:
-            await trio.to_thread.run_sync(self._files.mark_applied, commit_id)
-            failpoints.reach("commit.marked")
-            await self._undo(commit_id, commit)
+            return not (await self._undo(commit)).leftover
         except SandkeepError as error:
-            logger.warning("the backups of a commit stay", extra={"commit_id": commit_id, "why": error.message})
+            extra = {"commit_id": commit.commit_id, "why": error.message}
+            logger.warning("the staging directory of a commit stays", extra=extra)
+            return False
 
-    async def _undo(self, commit_id: str, commit: CommitState) -> host.Undone:
-        undo = partial(host.undo, commit.requested.target, caller_of(commit.requested), commit_id)
-        return await self._work.ask(commit.requested.uid, undo)
+    async def _undo(self, commit: CommitState) -> host.Undone:
+        return await self._work.ask(commit.requested.uid, partial(_undo, self._files, commit))
+
+    async def _is_complete(self, commit_id: str) -> bool:
+        with suppress(SandkeepError):
+            return await trio.to_thread.run_sync(self._files.journal_state, commit_id) == "complete"
+        return False
+
+    async def _committed(self, commit_id: str) -> NewEvent:
+        digest, origins = await trio.to_thread.run_sync(self._files.found_record, commit_id)
+        return NewEvent(commit_id, events.BranchCommitted(**changed_counts(origins), provenance=digest))
 
     async def _recover(self, order: Order[CommitState]) -> None:
         """Take back what an earlier daemon had begun; or record that it was complete."""
-        commit_id = order.stream
-        applied = await trio.to_thread.run_sync(self._files.is_applied, commit_id)
-        if not applied:
-            try:
-                undone = await self._undo(commit_id, order.subject)
-            except SandkeepError as error:  # the directory is gone, or not to be reached any more
-                await self.fail(order, error)
-                return
-            if undone.leftover:
-                message = f"the daemon stopped during the commit, and {undone.kept_count} files were changed since"
-                await self.fail(
-                    order,
-                    StateError("host_changed", f"{message}: {_backups_in(order.subject.requested.target, commit_id)}"),
-                )
-                return
-            applied = undone.outcome == "complete"
-        if not applied:
-            await super()._recover(order)
+        commit_id, target = order.stream, order.subject.requested.target
+        try:
+            state = await trio.to_thread.run_sync(self._files.journal_state, commit_id)
+            if state == "applying":
+                undone = await self._undo(order.subject)
+                if undone.leftover:
+                    message = f"the daemon stopped during the commit, and {undone.kept_count} files were changed since"
+                    raise StateError("host_changed", f"{message}: {_backups_in(target, commit_id)}")
+        except SandkeepError as error:  # such as: the directory is gone, or not to be reached any more
+            await self.fail(order, error)
             return
-        digest, origins = await trio.to_thread.run_sync(self._files.found_record, commit_id)
-        await self._clean_up(commit_id, order.subject)
-        event = events.BranchCommitted(**changed_counts(origins), provenance=digest)
-        await self.core.record([NewEvent(commit_id, event)], None)
+        if state == "complete":
+            order.context = await self._clean_up(order.subject)
+            facts = await self.core.record([await self._committed(commit_id)], None)
+            await self.succeeded(order, facts)
+        else:
+            await super()._recover(order)
 
     # -- the difference -----------------------------------------------------------------------------------------------
 
@@ -221,32 +270,23 @@ class Committing(Creation[CommitState, Commit]):
         return sorted(found, key=lambda commit: commit.requested_us)
 
 
-def _apply(commit_id: str, asked: events.BranchCommitRequested, changes: Sequence[Change], contents: int) -> None:
-    """Apply changes; first take back what a dead commit of another daemon left there. Blocks.
+def _apply(
+    files: MergeFiles, commit_id: str, asked: events.BranchCommitRequested, changes: Sequence[Change], contents: int
+) -> host.Report:
+    force = None if asked.force else ()
+    with files.new_journal(commit_id) as journal:
+        return host.apply(asked.target, caller_of(asked), commit_id, changes, contents, journal, force=force)
 
-    The directory keeps the mark of a complete commit until it is known here that it is one. A program that did not
-    answer may have completed it all the same.
-    """
-    target, caller = asked.target, caller_of(asked)
-    apply = partial(
-        host.apply, target, caller, commit_id, changes, contents, force=None if asked.force else (), clean_up=False
-    )
-    try:
-        try:
-            apply()
-        except StateError as error:
-            dead = error.data.get("unfinished")
-            if not isinstance(dead, str) or not dead:
-                raise
-            if host.undo(target, caller, dead).leftover:
-                message = f"an earlier commit was cut off, and files were changed since: {_backups_in(target, dead)}"
-                raise StateError("conflict", message) from None
-            apply()
-    except SandkeepError as error:
-        if error.code not in ("provider_unavailable", "timeout", "internal"):
-            raise
-        if host.undo(target, caller, commit_id).outcome != "complete":
-            raise
+
+def _undo(files: MergeFiles, commit: CommitState) -> host.Undone:
+    """Take back a commit that is not complete, or clean up after one: whatever its journal says, the log is right."""
+    with files.journal(commit.commit_id) as journal:
+        if journal is None:
+            return host.Undone(outcome="none", kept=[], kept_count=0, leftover=False)
+        if commit.made is not None:
+            with storage_errors():
+                Journal(journal).mark("complete")
+        return host.undo(commit.requested.target, caller_of(commit.requested), commit.commit_id, journal)
 
 
 def _backups_in(target: str, commit_id: str) -> str:

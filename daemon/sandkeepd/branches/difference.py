@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Final
 
 from msgspec import Struct, structs
@@ -17,7 +18,7 @@ from sandkeep_store.merging.trees import Entry, Lookup, TreeState, open_file
 from sandkeepd.branches.merge_files import Origin
 from sandkeepd.host.host_commit.changes import Change as HostChange
 from sandkeepd.host.host_commit.changes import Entry as HostEntry
-from sandkeepd.host.host_commit.names import why_forbidden
+from sandkeepd.host.host_commit.names import Repositories, why_forbidden
 from sandkeepd.host.threads import Meter
 from sandkeepd.providers.common.errors import storage_errors
 
@@ -60,9 +61,14 @@ def difference(sources: Sources, contents: int | None, meter: Meter) -> Differen
     origins: list[Origin] = []
     forbidden: dict[bytes, str] = {}
     writer = _Contents(contents, meter)
-    with Lookup(sources.base.view) as base, Lookup(sources.branch.view) as branch:
+    with ExitStack() as stack:
+        views = (sources.base.view, sources.branch.view)
+        base, branch = (stack.enter_context(Lookup(view)) for view in views)
+        # Others than those: a lookup keeps the last directory open.
+        beside = [stack.enter_context(Lookup(view)) for view in views]
+        repositories = Repositories(lambda path: any(lookup.entry(path) is not None for lookup in beside))
         for name in names:
-            why = why_forbidden(name)
+            why = why_forbidden(name) or ("git" if repositories.contain(name) else None)
             if why is not None:
                 forbidden[name] = why
                 continue
@@ -85,7 +91,7 @@ def _origin(sources: Sources, name: bytes, old: HostEntry | None, new: HostEntry
     origin = Origin(name, change, [sources.label], "branch", sources.merge_id if not is_own else None)
     merged = sources.merged.get(name)
     if merged is not None and not is_own:
-        origin = structs.replace(origin, branches=merged.branches, how=merged.how)
+        origin = structs.replace(origin, branches=merged.branches, how=merged.how, choice=merged.choice)
     if new is None:
         return origin
     content = new.target.hex() if new.kind == "symlink" else new.sha256

@@ -11,8 +11,8 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import msgspec
@@ -23,16 +23,17 @@ from sandkeep.errors import CallerError, DaemonError, DataError
 from sandkeep.events import MergeRules
 from sandkeep.system import durable
 from sandkeep.system.descriptors import closing_fd
-from sandkeep_store.archives.tar.members import shown
 from sandkeep_store.archives.trees.pack import PackedArchive, write
 from sandkeep_store.archives.trees.rebase import Placed, Workspace
 from sandkeep_store.files.syncfs import flushing
 from sandkeep_store.merging import merge as merging
 from sandkeep_store.merging import resolve as resolving
 from sandkeep_store.merging.layer import MergedLayer
-from sandkeep_store.merging.model import Conflict, Decision, Merge, Policy, Version, from_document, to_document
+from sandkeep_store.merging.model import Conflict, Decision, Dropped, Merge, Policy, Version, from_document, to_document
 from sandkeep_store.merging.trees import Lookup, Progress, TreeState
 from sandkeepd.branches.answers import as_many_as_fit, text_of
+from sandkeepd.branches.choices import BASE
+from sandkeepd.host.host_commit.journal import Journal, State
 from sandkeepd.host.threads import Meter
 from sandkeepd.providers.common.errors import storage_errors
 
@@ -40,9 +41,8 @@ FOLDER: Final = "branches"
 SPOOL: Final = "spool"
 BLOBS: Final = "blobs"
 PROVENANCE: Final = "provenance"
-APPLIED: Final = "applied"
-BASE: Final = "base"
-ALL: Final = "all"
+JOURNAL: Final = "journal"
+DROPPED: Final = "dropped"
 
 _BLOCK: Final = 512
 _MOST_REMEMBERED: Final = 32 << 20
@@ -62,6 +62,8 @@ class Origin(Struct, frozen=True, array_like=True):
     kind: str = ""
     mode: int = 0
     size: int = 0
+    choice: str = ""
+    """How a conflict there was resolved."""
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -80,6 +82,11 @@ class Outcome(Struct, frozen=True, kw_only=True):
     def changed(self) -> int:
         """The number of paths at which the result differs from the base."""
         return len(self.merge.decisions)
+
+    @property
+    def dropped(self) -> int:
+        """The number of changes of branches that the result does not have."""
+        return len(self.merge.dropped)
 
 
 class MergeFiles:
@@ -128,25 +135,13 @@ class MergeFiles:
         size = len(document) + os.stat(f"{place}/{SPOOL}").st_size + blobs
         return Outcome(merge=merged, record=record, size_bytes=size)
 
-    def resolve(self, merge_id: str, record: str, decisions: Sequence[model.Resolution]) -> Outcome:
+    def resolve(self, merge_id: str, record: str, resolutions: Mapping[bytes, resolving.Resolution]) -> Outcome:
         """Apply decisions to the conflicts of a merge. Raises `not_found`, `invalid`."""
         place = self.place(merge_id)
         merge = self._load(merge_id, record)
-        wanted = {path_of(decision): _resolution(decision) for decision in decisions}
         with storage_errors(place), closing_fd(os.open(f"{place}/{BLOBS}", _DIRECTORY)) as blobs, flushing(place):
-            resolved = resolving.resolve(merge, wanted, blobs=blobs, now_ns=time.time_ns())
+            resolved = resolving.resolve(merge, resolutions, blobs=blobs, now_ns=time.time_ns())
             return self._outcome(merge_id, resolved)
-
-    def check(self, decisions: Sequence[model.Resolution]) -> None:
-        """Raise `invalid` for decisions that say nothing, or several things, or two of one path."""
-        paths = [path_of(decision) for decision in decisions]
-        if len(set(paths)) < len(paths):
-            raise CallerError("invalid", "decisions: a path is decided twice: give each once", field="decisions")
-        for decision in decisions:
-            said = (decision.take is not None) + decision.delete + (decision.data is not None)
-            if said != 1:
-                message = f"decisions: for {shown(path_of(decision))} give one of take, delete and data"
-                raise CallerError("invalid", message, field="decisions")
 
     def write_layer(
         self, merge_id: str, outcome: Outcome, trees: Sequence[TreeState], branches: Sequence[str], output: int,
@@ -164,13 +159,24 @@ class MergeFiles:
             return write(source, output, "none", layer.remarks, moved=meter)
 
     def keep_provenance(self, merge_id: str, merge: Merge, base: TreeState) -> str:
-        """Record where each path of a merge came from; return the digest of the record."""
+        """Record where each path of a merge came from, and what is dropped; return the digest of the record."""
         with Lookup(base.view) as before:
-            origins = [
-                Origin(path, _change(before.entry(path) is not None, decision), list(decision.branches), decision.how)
-                for path, decision in merge.decisions.items()
-            ]
+            origins = [_origin(before, path, decision) for path, decision in merge.decisions.items()]
+        if merge.dropped:
+            place = self.place(merge_id)
+            with storage_errors(place):
+                durable.replace(f"{place}/{DROPPED}", msgspec.msgpack.encode(merge.dropped))
         return self.keep_record(merge_id, origins)
+
+    def dropped(self, merge_id: str, record: str | None, limit: int) -> list[model.DroppedChange]:
+        """Return the first changes that a merge drops. One that is done has no `record`."""
+        if record is not None:
+            dropped = self._load(merge_id, record).dropped
+        else:
+            dropped = list[Dropped]()
+            with suppress(OSError), open(f"{self.place(merge_id)}/{DROPPED}", "rb") as file:
+                dropped = msgspec.msgpack.decode(file.read(), type=list[Dropped])
+        return [_dropped(each) for each in as_many_as_fit(dropped[:limit], lambda each: len(each.path) + 200)]
 
     def conflicts(self, merge_id: str, record: str, after: int, limit: int) -> tuple[list[model.Conflict], int | None]:
         """Return a page of the conflicts that are left, and where the next one begins."""
@@ -214,11 +220,11 @@ class MergeFiles:
         _remove(f"{self.place(merge_id)}/{record}")
 
     def forget_work(self, merge_id: str) -> None:
-        """Remove everything but the record of a merge that is done."""
+        """Remove everything but the records of a merge that is done."""
         place = self.place(merge_id)
         with suppress(FileNotFoundError):
             for name in os.listdir(place):
-                if name != PROVENANCE:
+                if name not in (PROVENANCE, DROPPED):
                     _remove(f"{place}/{name}")
 
     # -- records ------------------------------------------------------------------------------------------------------
@@ -248,14 +254,48 @@ class MergeFiles:
         message = f"the record of {object_id} is missing or damaged in the state directory"
         raise DaemonError("storage_unavailable", message)
 
-    def mark_applied(self, commit_id: str) -> None:
-        """Note, durably, that all changes of a commit are made."""
-        with storage_errors(self.place(commit_id)):
-            durable.replace(f"{self.place(commit_id)}/{APPLIED}", b"")
+    # -- journals of commits ------------------------------------------------------------------------------------------
 
-    def is_applied(self, commit_id: str) -> bool:
-        """Return True if all changes of a commit are known to be made."""
-        return os.path.exists(f"{self.place(commit_id)}/{APPLIED}")
+    @contextmanager
+    def new_journal(self, commit_id: str) -> Iterator[int]:
+        """Lend the journal of a commit, empty, with a durable name. Raises `storage_unavailable`."""
+        directory = self.place(commit_id)
+        with storage_errors(directory):
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            descriptor = os.open(f"{directory}/{JOURNAL}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with closing_fd(descriptor):
+            with storage_errors(directory):
+                for parent in (directory, f"{self.state_dir}/{FOLDER}", self.state_dir):
+                    durable.sync_directory(parent)
+            yield descriptor
+
+    @contextmanager
+    def journal(self, commit_id: str) -> Iterator[int | None]:
+        """Lend the journal of a commit; None if it has none, as before its beginning and after its end."""
+        try:
+            descriptor = os.open(f"{self.place(commit_id)}/{JOURNAL}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            yield None
+            return
+        with closing_fd(descriptor):
+            yield descriptor
+
+    def has_journal(self, commit_id: str) -> bool:
+        """Return True if a commit has a journal."""
+        return os.path.exists(f"{self.place(commit_id)}/{JOURNAL}")
+
+    def journal_state(self, commit_id: str) -> State | None:
+        """Return the state of a commit's journal, which is durable then; None without one."""
+        try:
+            with storage_errors(self.place(commit_id)), self.journal(commit_id) as descriptor:
+                return None if descriptor is None else Journal(descriptor).settled_state()
+        except ValueError:
+            message = f"the journal of {commit_id} in the state directory is damaged: look at what it has in the target"
+            raise DaemonError("internal", message) from None
+
+    def forget_journal(self, commit_id: str) -> None:
+        """Remove the journal of a commit, of which nothing is in the target any more."""
+        _remove(f"{self.place(commit_id)}/{JOURNAL}")
 
     def remove(self, object_id: str) -> None:
         """Remove all files of a merge or a commit. Safe to repeat."""
@@ -266,14 +306,6 @@ class MergeFiles:
         with suppress(FileNotFoundError):
             return os.listdir(f"{self.state_dir}/{FOLDER}")
         return []
-
-
-def path_of(named: model.Resolution) -> bytes:
-    """Return the path of a decision, as names in trees are. Raises `invalid`."""
-    if (named.path is None) == (named.path_bytes is None):
-        raise CallerError("invalid", "decisions: give path, or path_bytes, of each", field="decisions")
-    path = named.path_bytes if named.path_bytes is not None else os.fsencode(named.path or "")
-    return path.strip(b"/") or b"."
 
 
 def counting(meter: Meter) -> Progress:
@@ -288,16 +320,9 @@ def counting(meter: Meter) -> Progress:
     return count
 
 
-def _resolution(decision: model.Resolution) -> resolving.Resolution:
-    if decision.delete:
-        return resolving.Delete()
-    if decision.data is not None:
-        return resolving.TakeContent(decision.data, decision.mode)
-    if decision.take == BASE:
-        return resolving.TakeBase()
-    if decision.take == ALL:
-        return resolving.TakeAll()
-    return resolving.TakeBranch(decision.take or "")
+def _origin(before: Lookup, path: bytes, decision: Decision) -> Origin:
+    change = _change(before.entry(path) is not None, decision)
+    return Origin(path, change, list(decision.branches), decision.how, choice=decision.choice)
 
 
 def _change(had: bool, decision: Decision) -> model.ChangeKind:
@@ -312,7 +337,14 @@ def _shown(conflict: Conflict) -> model.Conflict:
     hunks = [
         model.ConflictHunk(start=hunk.start + 1, base=hunk.base, versions=hunk.branches) for hunk in conflict.hunks
     ]
-    return model.Conflict(path=path, path_bytes=raw, kind=conflict.kind, sides=sides, hunks=hunks)
+    return model.Conflict(path=path, path_bytes=raw, kind=conflict.kind, sides=sides, hunks=hunks, cut=conflict.is_cut)
+
+
+def _dropped(dropped: Dropped) -> model.DroppedChange:
+    path, raw = text_of(dropped.path)
+    return model.DroppedChange(
+        path=path, path_bytes=raw, branch=dropped.branch, hunks=dropped.hunks, lines=dropped.lines
+    )
 
 
 def _size_of(conflict: Conflict) -> int:

@@ -14,13 +14,14 @@ from msgspec import Struct
 
 from sandkeep import events, failpoints, ids
 from sandkeep.errors import CallerError, SetupError, StateError, error_from
-from sandkeep.model import Conflict, Merge, Merged
+from sandkeep.model import Conflict, DroppedChange, Merge, Merged
 from sandkeep.protocol.methods import BranchAbandon, BranchMerge, BranchResolve
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.branches import MergeState
 from sandkeep_store.views.sandboxes import SandboxState
+from sandkeepd.branches.choices import ALL, BASE, counted_choices, resolutions_of
 from sandkeepd.branches.lineage import Lineage
-from sandkeepd.branches.merge_files import ALL, BASE, MergeFiles, Outcome
+from sandkeepd.branches.merge_files import MergeFiles, Outcome
 from sandkeepd.branches.points import Files, Points
 from sandkeepd.branches.work import Work
 from sandkeepd.contract.layers import KeptArchive
@@ -107,8 +108,9 @@ class Finishing(Creation[MergeState, Merged]):
         image_id = asked.image_id if needs_image or not beneath else None
         files = await layers.files_of_layers([order.stream, *beneath], image_id)
         merged = events.BranchMerged(
-            sandbox_id=order.payload, changed=outcome.changed, provenance=provenance, points=points
-        )
+            sandbox_id=order.payload, changed=outcome.changed, provenance=provenance, points=points,
+            dropped=outcome.dropped,
+        )  # fmt: skip
         made = parts.sandboxes.reservations.intent(
             order.payload, provider, asked.image_id, asked.spec, request.caller, request.params.secrets,
             lambda plan: {**plan, **files}, fork_id=order.stream, needs_image=layers.needs_image(files),
@@ -134,14 +136,18 @@ class Finishing(Creation[MergeState, Merged]):
 
     async def answered(self, request: Request[Any], subject: MergeState) -> Merged:  # noqa: ARG002
         """See `Operation.answered`. Raises the error of the sandbox, if that was not made."""
+        files, sandbox, conflicts = self._parts.files, None, list[Conflict]()
         if subject.status == "ready":
-            return Merged(merge=subject.view(), sandbox=await self._parts.sandboxes.creation.made(subject.sandbox_id))
-        shown: list[Conflict] = []
-        if subject.record is not None:
-            shown, _ = await trio.to_thread.run_sync(
-                self._parts.files.conflicts, subject.merge_id, subject.record, 0, MOST_SHOWN
-            )
-        return Merged(merge=subject.view(), conflicts=shown)
+            sandbox = await self._parts.sandboxes.creation.made(subject.sandbox_id)
+        elif subject.record is not None:
+            read = partial(files.conflicts, subject.merge_id, subject.record, 0, MOST_SHOWN)
+            conflicts, _ = await trio.to_thread.run_sync(read)
+        dropped: list[DroppedChange] = []
+        if subject.dropped:
+            dropped = await trio.to_thread.run_sync(files.dropped, subject.merge_id, subject.record, MOST_SHOWN)
+        return Merged(
+            merge=subject.view(), sandbox=sandbox, conflicts=conflicts, dropped=dropped, dropped_count=subject.dropped
+        )
 
     async def make_after_all(self, request: Request[Any], merge: MergeState) -> bool:
         """Make the sandbox of a finished merge if only a daemon's end kept it from being made; return True then."""
@@ -242,7 +248,7 @@ class Merging(Finishing):
             self.charge(order, asked.owner, "snapshots", size)
             event = events.BranchConflicted(
                 conflicts=outcome.conflicts, changed=outcome.changed, points=points, record=outcome.record,
-                size_bytes=size,
+                size_bytes=size, dropped=outcome.dropped,
             )  # fmt: skip
             return [NewEvent(order.stream, event)]
         return await self.finish(order, outcome, points)
@@ -303,8 +309,10 @@ class Resolving(Finishing):
         if await self.make_after_all(request, merge):
             return await self.answer(request, merge.merge_id)
         require_conflicts(merge)
-        self._parts.files.check(request.params.decisions)
-        event = events.BranchResolveRequested(decisions=len(request.params.decisions))
+        resolutions = resolutions_of(request.params.decisions)
+        event = events.BranchResolveRequested(
+            decisions=len(request.params.decisions), choices=counted_choices(resolutions, merge.requested.branches)
+        )
         first = self.core.state.sandboxes.get(next(iter(merge.requested.branches.values())))
         if first is not None:
             rules.require_secrets(first, request.params.secrets)
@@ -316,12 +324,15 @@ class Resolving(Finishing):
         assert order.request is not None
         assert merge.record is not None
         order.context = merge.record
-        apply = partial(parts.files.resolve, order.stream, merge.record, order.request.params.decisions)
+        resolutions = resolutions_of(order.request.params.decisions)
+        apply = partial(parts.files.resolve, order.stream, merge.record, resolutions)
         outcome = await parts.work.compute(merge.owner, lambda _: apply(), order.progress, "resolving")
         failpoints.reach("branch.resolved")
         if outcome.conflicts:
             self.release(order)
-            event = events.BranchResolved(conflicts=outcome.conflicts, changed=outcome.changed, record=outcome.record)
+            event = events.BranchResolved(
+                conflicts=outcome.conflicts, changed=outcome.changed, record=outcome.record, dropped=outcome.dropped
+            )
             return [NewEvent(order.stream, event)]
         return await self.finish(order, outcome, merge.points)
 

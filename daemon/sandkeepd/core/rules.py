@@ -157,7 +157,7 @@ def create_checkpoint(
         secrets=asked.secrets,
         needs_image=asked.needs_image,
         facts=dict(facts),
-        name=command.name,
+        name=_new_name(command.name),
         labels=command.labels,
     )
 
@@ -227,7 +227,7 @@ def create_snapshot(
         image_id=sandbox.requested.image_id,
         provider=sandbox.requested.provider,
         parent_id=parent_id,
-        name=command.name,
+        name=_new_name(command.name),
         labels=command.labels,
         root=root,
         include=command.include,
@@ -247,7 +247,7 @@ def import_snapshot(
         kind="full",
         format=command.format,
         places=places,
-        name=command.name,
+        name=_new_name(command.name),
         labels=command.labels,
         image_id=image.image_id if image is not None else None,
         provider=image.requested.provider if image is not None else None,
@@ -373,11 +373,13 @@ def create_image(
     )
 
 
+def _new_name(name: str | None) -> str | None:
+    return None if name is None else ids.check_new_name(name, "name")
+
+
 def new_image_name(name: str) -> str:
     """Return a caller's name for an image as it is recorded; raise `invalid` for one that looks like an id."""
-    if ids.looks_like_id(name):
-        raise CallerError("invalid", f"name: {name!r} looks like an id: choose another name", field="name")
-    return ids.image_name(name)
+    return ids.image_name(ids.refuse_id(name, "name"))
 
 
 def require_name(image: ImageState, name: str) -> None:
@@ -547,10 +549,7 @@ def launch(
             sandbox_id=sandbox.sandbox_id,
             name=name,
         )
-    if name is not None and name.startswith(ids.PROCESS + "_"):
-        raise CallerError(
-            "invalid", f"name: {name!r} looks like the id of a process: choose another name", field="name"
-        )
+    _new_name(name)
     if _bytes(argv_of(command.command), command.env) > MAX_COMMAND_BYTES:
         sentence = f"command: with its variables it is larger than {MAX_COMMAND_BYTES} bytes: put parts into files"
         raise CallerError("invalid", sentence, field="command")

@@ -284,8 +284,10 @@ def _start_reader(
 
 
 def _kill(program: "subprocess.Popen[bytes]") -> None:
-    """End a program that still runs and all that it started: of a jail, the outer process alone would not do."""
-    if program.poll() is None:
+    """End a program and all that it started: of a jail, the outer process alone would not do, not even one that has
+    ended. Until it is waited for, no other group can have its number.
+    """
+    if program.returncode is None:
         os.killpg(program.pid, signal.SIGKILL)
 
 

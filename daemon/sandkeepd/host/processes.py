@@ -283,7 +283,7 @@ def run_tool(
                 pid = spawning.start([program, *argv[1:]], TOOL_ENV, given, _RESET)
         output = _read_all(ends, time.monotonic() + timeout_s)
         if output is None:
-            os.kill(pid, signal.SIGKILL)
+            os.killpg(pid, signal.SIGKILL)  # bwrap 0.8, killed in its first instants, leaves a child that waits for it
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if output is None:
         message = f"{argv[0]} did not finish within {timeout_s:.0f} s: see whether this machine is overloaded"

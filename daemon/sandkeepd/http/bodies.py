@@ -4,7 +4,18 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from sandkeep.model import Command, Environment, Labels, Name, Path, Secrets, SessionMode, SessionStatus, Timestamp
+from sandkeep.model import (
+    Command,
+    Environment,
+    FileName,
+    Labels,
+    Name,
+    Path,
+    Secrets,
+    SessionMode,
+    SessionStatus,
+    Timestamp,
+)
 from sandkeep.protocol.methods import Limit, MediaType
 
 Quantity = Annotated[str, Meta(min_length=1, max_length=32, description="As Kubernetes has it: 500m, 1.5, 512Mi, 2G.")]
@@ -163,7 +174,7 @@ class ExportBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The file or directory to export; a directory becomes a ``tar.gz``. What is left out is guessed by `path`."""
 
     path: Path
-    filename: Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[^/\x00-\x1f\x7f]+$(?!\n)")] | None = None
+    filename: FileName | None = None
     content_type: MediaType | None = None
 
 

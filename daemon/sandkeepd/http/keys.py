@@ -18,6 +18,7 @@ import trio
 from msgspec import Struct, field
 
 from sandkeep.errors import CallerError, DaemonError, StateError
+from sandkeep.ids import check_new_name
 from sandkeep.model import ApiKey, KeyList, NewKey
 from sandkeep.protocol.clock import now_us, rfc3339
 from sandkeep.protocol.methods import KeyRef, NoParams
@@ -85,7 +86,7 @@ class Keys:
         if self._is_damaged:  # the new file would have that key alone
             message = f"{self._path} is damaged, or others could write it: restore or remove it, and restart the daemon"
             raise DaemonError("storage_unavailable", message)
-        name = request.params.name
+        name = check_new_name(request.params.name, "name")
         key = _PREFIX + secrets.token_urlsafe(_KEY_BYTES)
         async with self._change:
             if name in self._stored:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 import trio
+from h11 import Connection as Connection11
 from hypercorn.config import Config
 from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.h11 import H11Protocol
@@ -23,6 +24,7 @@ from trio import TaskStatus
 
 from sandkeepd.core.peer import peer_of
 from sandkeepd.http.keys import NOBODY
+from sandkeepd.http.strict import MAX_HEAD_BYTES, make_strict
 from sandkeepd.serving.accept import accept_clients
 from sandkeepd.serving.holdings import Holdings, Share
 from sandkeepd.serving.refusals import RefusalLog
@@ -252,12 +254,16 @@ class HttpServer:
 
 def _has_doubtful_length(scope: Scope) -> bool:
     """Tell if a proxy may see the end of a request elsewhere, and another request behind that (RFC 9112, 6.1)."""
-    names = {name for name, _ in scope["headers"]}
-    return b"transfer-encoding" in names and (b"content-length" in names or scope["http_version"] == "1.0")
+    return scope["http_version"] == "1.0" and any(name == b"transfer-encoding" for name, _ in scope["headers"])
 
 
 class _Http1(H11Protocol):
     """HTTP/1.1 without hypercorn's ways on to HTTP/2, where neither its limits of time nor ours would hold."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        assert isinstance(self.connection, Connection11)
+        make_strict(self.connection)
 
     async def _check_protocol(self, event: Any) -> None:
         pass
@@ -315,6 +321,7 @@ def _config(limits: Limits) -> Config:
     config = Config()
     config.errorlog = log
     config.accesslog = None
+    config.h11_max_incomplete_size = MAX_HEAD_BYTES
     config.keep_alive_timeout = limits.idle_s
     config.keep_alive_max_requests = 2**62  # by default it closes a connection after a thousand
     config.include_server_header = False

@@ -3,7 +3,7 @@
 from math import ceil
 from typing import Any, Final
 
-from sandkeep.model import Artifact, Copied, ExecResult, FileWritten, Session, Snapshot
+from sandkeep.model import TIMED_OUT, Artifact, Copied, ExecResult, FileWritten, Session, Snapshot
 from sandkeepd.http import quantities
 from sandkeepd.http.bodies import ArtifactView, CommandOutcome, DebugConnection, SessionView, SnapshotView, Uploaded
 from sandkeepd.http.row import PREFIX
@@ -15,7 +15,6 @@ WORKSPACE_UID: Final = "workspace_uid"
 LABEL: Final = "label"
 """The label of a snapshot that has the words with which it was made."""
 
-_TIMED_OUT: Final = 124
 _NO_EXIT_CODE: Final = 125
 
 
@@ -77,7 +76,7 @@ def debug_connection(found: Session) -> DebugConnection:
 
 def outcome(found: ExecResult, *, stdout: bool, stderr: bool) -> CommandOutcome:
     """Show the outcome of a command, with the streams that were asked for."""
-    code = _TIMED_OUT if found.timed_out else found.exit_code
+    code = TIMED_OUT if found.timed_out else found.exit_code
     return CommandOutcome(
         exit_code=_NO_EXIT_CODE if code is None else code,
         stdout=found.stdout.decode("utf-8", "replace") if stdout else "",

@@ -145,7 +145,7 @@ class LockService:
     async def acquire(self, request: Request[LockAcquire]) -> Lock:
         """Take a lock, and keep it until it is released."""
         command = request.params
-        _check_name(command.name)
+        ids.check_new_name(command.name, "name")
         event = events.LockAcquireRequested(
             owner=request.owner,
             name=command.name,
@@ -277,12 +277,6 @@ def _standing(lock: LockState) -> tuple[bool, bool, bool, int]:
     """Of several acquisitions of one name the largest is meant: one that is held, or waited for, or else was held."""
     is_held = lock.status in ("held", "releasing")
     return is_held, lock.status == "acquiring", lock.acquired_us is not None, lock.requested_us
-
-
-def _check_name(name: str) -> None:
-    ids.check_name(name, "name")
-    if name.startswith(f"{ids.LOCK}_"):
-        raise CallerError("invalid", f"name: {name!r} looks like the id of a lock: choose another name", field="name")
 
 
 def _not_found(name: str, hint: str) -> CallerError:

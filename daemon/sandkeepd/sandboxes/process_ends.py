@@ -6,7 +6,7 @@ from typing import Final
 import trio
 
 from sandkeep import events
-from sandkeep.model import LimitName
+from sandkeep.model import TIMED_OUT, LimitName
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
@@ -58,6 +58,13 @@ async def _exits(core: Core, sandbox: SandboxState, runtime: Runtime | None) -> 
     return await exits_left(core, sandbox) if sandbox.active else lambda _: None
 
 
+def shown_code(process: ProcessState, exit_code: int) -> int:
+    """Return the exit code to record: of a process that was killed at its time limit that of coreutils' `timeout`, so
+    that callers can tell it from one that somebody else killed.
+    """
+    return TIMED_OUT if process.timed_out else exit_code
+
+
 def _end_of(
     core: Core, process: ProcessState, seen: Exit | None, exit_code: int | None, why: str, runtime: Runtime | None
 ) -> events.Event:
@@ -76,5 +83,9 @@ def _end_of(
     if runtime is not None and seen is not None:
         met = runtime.limits.met(process, seen.exit_code)
     return events.ProcessExited(
-        exit_code=code, stdout_bytes=sizes[0], stderr_bytes=sizes[1], oom_killed="memory" in met, limits_met=met
+        exit_code=shown_code(process, code),
+        stdout_bytes=sizes[0],
+        stderr_bytes=sizes[1],
+        oom_killed="memory" in met,
+        limits_met=met,
     )

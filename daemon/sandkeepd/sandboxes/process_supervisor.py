@@ -18,6 +18,7 @@ from sandkeepd.core.retry import retry_until_done
 from sandkeepd.host.fairness import yield_to_loop
 from sandkeepd.sandboxes.output_marker import OutputMarker
 from sandkeepd.sandboxes.output_times import OutputTimes
+from sandkeepd.sandboxes.process_ends import shown_code
 from sandkeepd.sandboxes.runtimes import Runtime, Runtimes
 
 logger = logging.getLogger("sandkeepd")
@@ -114,7 +115,7 @@ class ProcessSupervisor:
             return events.ProcessLost(message=exited.message or "nobody saw how the process ended")
         stdout_bytes, stderr_bytes = instance.sizes(process_id)
         return events.ProcessExited(
-            exit_code=exited.exit_code, stdout_bytes=stdout_bytes, stderr_bytes=stderr_bytes,
+            exit_code=shown_code(process, exited.exit_code), stdout_bytes=stdout_bytes, stderr_bytes=stderr_bytes,
             oom_killed="memory" in met, limits_met=met,
         )  # fmt: skip
 

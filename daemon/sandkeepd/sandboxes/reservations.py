@@ -146,7 +146,7 @@ class Reservations:
     def _reserve(
         self, request: Request[Any], owner: str, named: Mapping[str, str | None], spec: SandboxSpec, field: str
     ) -> None:
-        names = [ids.check_own_name(name, field) for name in named.values() if name is not None]
+        names = [ids.check_new_name(name, field) for name in named.values() if name is not None]
         for name in names:
             if names.count(name) > 1 or self._is_taken(owner, name):
                 raise StateError("conflict", f"you have a sandbox called {name!r}: choose another name", name=name)

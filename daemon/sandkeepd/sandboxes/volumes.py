@@ -111,6 +111,7 @@ class NamedVolumes:
     async def create(self, request: Request[VolumeCreate]) -> NamedVolume:
         """Create a volume. Raises `conflict` if its owner has one of that name."""
         asked, owner = request.params, self._owner(request, request.params.owner)
+        ids.check_new_name(asked.name, "name")
         if await self._find(asked.provider, owner, asked.name) is not None:
             message = f"there is a volume {asked.name!r} already: use that, or choose another name"
             raise StateError("conflict", message, name=asked.name)

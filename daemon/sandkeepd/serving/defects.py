@@ -6,8 +6,9 @@ import traceback
 from collections.abc import Iterator
 from typing import Final
 
-from sandkeep.errors import DaemonError
+from sandkeep.errors import DaemonError, SandkeepError
 from sandkeep.protocol.methods import Params
+from sandkeep.system import extras
 
 log: Final = logging.getLogger(__name__)
 
@@ -35,8 +36,13 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def report(error: Exception, method: str, params: Params | None) -> DaemonError:
-    """Log a defect without secrets, and return the caller's error; both carry the same incident number."""
+def report(error: Exception, method: str, params: Params | None) -> SandkeepError:
+    """Log a defect without secrets, and return the caller's error; both carry the same incident number.
+
+    A package that is not installed is no defect.
+    """
+    if isinstance(error, ModuleNotFoundError) and (incomplete := extras.incomplete(error)):
+        return incomplete
     incident = os.urandom(4).hex()
     text = "".join(traceback.format_exception(error))
     for secret in _secrets(params):

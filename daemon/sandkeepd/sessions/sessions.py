@@ -123,7 +123,7 @@ class Sessions:
     async def ensure(self, request: Request[SessionEnsure]) -> SessionEnsured:
         """Make a session ready. Of concurrent calls for one, the first does it, and all get its result."""
         asked = request.params
-        session_id = ids.check_own_name(asked.id, "id") if asked.id is not None else str(uuid4())
+        session_id = ids.check_new_name(asked.id, "id") if asked.id is not None else str(uuid4())
         _check(asked, self._core.state.session_called(request.owner, session_id))
         session, created = await self._ensure(request, session_id, asked)
         return SessionEnsured(session=self.view(session), created=created, restored_from=session.restored_from)

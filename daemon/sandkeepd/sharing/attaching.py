@@ -91,7 +91,7 @@ class Attachment:
                         "invalid", f"{field}: it is for shared sandboxes: give gcs_sandbox_id", field=field
                     )
             return await self._sandboxes.creation.create(request)
-        ids.check_own_name(name, "gcs_sandbox_id")
+        ids.check_new_name(name, "gcs_sandbox_id")
         if command.name not in (None, name):
             raise CallerError("invalid", "name: a shared sandbox is called by its gcs_sandbox_id: leave it out")
         movable = command.enable_handoff or command.enable_checkpoint_at_idle
@@ -179,7 +179,7 @@ class Attachment:
     async def attach(self, request: Request[SandboxAttachShared]) -> Sandbox:
         """Attach a sandbox that is shared."""
         command = request.params
-        name = ids.check_own_name(command.gcs_sandbox_id, "gcs_sandbox_id")
+        name = ids.check_new_name(command.gcs_sandbox_id, "gcs_sandbox_id")
         self._storage.require_sharing()
         found = await self._publisher.read(request.owner, name)
         if found is None or found.is_removed:

@@ -547,7 +547,7 @@ class Conversation:
     async def _snapshot(self, message: Message) -> None:
         await self._status("SANDBOX_FILESYSTEM_SNAPSHOT_CREATING")
         try:
-            name = ids.check_name(message.name or "", "name")
+            name = ids.check_new_name(message.name or "", "name")
             self._check_unused(name)
             await self._call("snapshot.create", SnapshotCreate(sandbox_id=self._sandbox_id, name=name))
         except SandkeepError as error:

@@ -9,9 +9,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from sandkeep.errors import DaemonError, SetupError
+from sandkeep.errors import DaemonError
 from sandkeep.protocol.tls import pin_of
-from sandkeep.settings.daemon import STREAM
 from sandkeep_store.files import private_file
 
 logger: Final = logging.getLogger("sandkeepd")
@@ -60,14 +59,11 @@ class Identity(Struct, frozen=True):
 
 def _generate() -> bytes:
     """Return a new key and self-signed certificate, in PEM, that a browser accepts if it is told to."""
-    try:
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes, serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
-        from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-    except ImportError:
-        message = f"tls:// in {STREAM.name} needs the library cryptography: pip install 'sandkeep[daemon]'"
-        raise SetupError("not_configured", message, setting=STREAM.name) from None
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sandkeep")])
     addresses = [x509.IPAddress(ipaddress.ip_address(text)) for text in ("127.0.0.1", "::1")]

@@ -5,6 +5,7 @@ Its exit codes are in `exit_codes`. Each command imports its dependencies when i
 
 import contextlib
 import gc
+import io
 import itertools
 import os
 import sys
@@ -83,13 +84,21 @@ def _show(error: "click.ClickException", as_json: bool) -> None:
     from click import UsageError
     from click.exceptions import NoArgsIsHelpError
 
-    with contextlib.suppress(OSError):  # nobody may hear it: the code still tells
-        error.show()
-    if as_json and isinstance(error, UsageError) and not isinstance(error, NoArgsIsHelpError):
-        from sandkeep.cli.display.output import json_line
+    from sandkeep.cli.display.output import json_line, note
+    from sandkeep.cli.options import Refusal
 
+    with contextlib.suppress(OSError):  # nobody may hear it: the code still tells
+        error.show() if isinstance(error, Refusal) else note(_text(error))
+    if as_json and isinstance(error, UsageError) and not isinstance(error, NoArgsIsHelpError):
         message = error.format_message().encode(errors="replace").decode()  # a word of it may not be UTF-8
         json_line({"error": {"code": "invalid", "message": message, "data": {}}})
+
+
+def _text(error: "click.ClickException") -> str:
+    """Return what click prints for an error, which repeats words that were typed."""
+    text = io.StringIO()
+    error.show(text)
+    return text.getvalue().removesuffix("\n")
 
 
 def _reader_left() -> int:
@@ -99,6 +108,7 @@ def _reader_left() -> int:
 
 
 def _unwritable(error: UnwritableError) -> int:
-    with contextlib.suppress(OSError):
-        print(f"sandkeep: {error}", file=sys.stderr)
+    from sandkeep.cli.display.output import note
+
+    note(f"sandkeep: {error}")
     return error.exit_code

@@ -198,7 +198,7 @@ class Frontend:
                     was_refused = True
                     continue
                 shown = id_field or f"{str(method).partition('.')[0]}_id"
-                json_line(answer) if self.as_json else print(getattr(answer, shown), flush=True)
+                json_line(answer) if self.as_json else output.echo(getattr(answer, shown), flush=True)
         if was_refused:
             raise click.exceptions.Exit(1)
 

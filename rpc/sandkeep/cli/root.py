@@ -363,8 +363,9 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
     from sandkeep import __version__
+    from sandkeep.cli.display.output import echo
 
-    click.echo(f"sandkeep {__version__}")
+    echo(f"sandkeep {__version__}")
     ctx.exit()
 
 

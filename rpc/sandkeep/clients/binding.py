@@ -1,4 +1,5 @@
-"""Binding of ``client.noun.verb(...)`` to a row of the table, for all clients, without any I/O."""
+"""Binding of ``client.noun.verb(...)`` to a row of the table, for all clients, without any I/O but for a look at the
+source of an image."""
 
 from collections.abc import Callable
 from functools import cache
@@ -8,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from sandkeep.clients.host_paths import resolve
 from sandkeep.errors import CallerError, DaemonError
 from sandkeep.ids import new_id
 from sandkeep.protocol.jsonrpc import Answer
@@ -155,14 +157,16 @@ def bind(row: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
     if len(args) > positional:
         raise TypeError(f"{row.name}() takes at most {positional} positional arguments, not {len(args)}")
     params = dict(zip(names, args, strict=False))
-    for name, value in kwargs.items():
+    for given, value in kwargs.items():
+        name = _SPELLINGS.get(given, given) if given not in names else given
         if name in params:
             raise TypeError(f"{row.name}() got more than one value for {name!r}")
         if name not in names and not (row.mutates and name == "command_id"):
-            raise TypeError(f"{row.name}() has no parameter {name!r}: {_suggestion(name, names)}")
+            raise TypeError(f"{row.name}() has no parameter {given!r}: {_suggestion(given, names)}")
         params[name] = value
     if missing := [name for name in required if name not in params]:
         raise TypeError(f"{row.name}() needs {', '.join(missing)}")
+    resolve(row.name, params)
     for name, value in params.items():
         if isinstance(value, str):
             if name in _bytes_of(row.params):
@@ -196,6 +200,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, PathLike):
         return fspath(value)
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+_SPELLINGS: Final = {"timeout": "timeout_s"}
+"""Parameters as `subprocess` and other SDKs call them, and ours: taken as such, as they mean the same."""
 
 
 def _suggestion(name: str, names: tuple[str, ...]) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError
 from sandkeep.settings import storage as settings
+from sandkeep.system import extras
 
 GCS: Final = "gs://"
 S3: Final = "s3://"
@@ -38,9 +39,8 @@ def open_object(address: str) -> BucketObject:
     extra = "gcs" if address.startswith(GCS) else "s3"
     try:
         return _open_gcs(address, bucket, name) if extra == "gcs" else _open_s3(address, bucket, name)
-    except ImportError as error:
-        message = f"{error.name} is not installed here: install sandkeep[{extra}] to read {address}"
-        raise SetupError("not_supported", message, extra=extra) from None
+    except ImportError:
+        raise extras.not_installed(extra, f"reading {address}") from None
 
 
 def _open_gcs(address: str, bucket: str, name: str) -> BucketObject:

@@ -11,7 +11,19 @@ from msgspec import NODEFAULT, Meta, Struct, field
 
 from sandkeep import model
 from sandkeep.errors import CallerError
-from sandkeep.model import Command, Environment, ImageName, ImageWord, Labels, Name, Offset, Path, Seconds, Secrets
+from sandkeep.model import (
+    Command,
+    Environment,
+    FileName,
+    ImageName,
+    ImageWord,
+    Labels,
+    Name,
+    Offset,
+    Path,
+    Seconds,
+    Secrets,
+)
 
 OWNER_PATTERN: Final = r"^(uid:[0-9]{1,10}|key:[A-Za-z0-9][A-Za-z0-9_.-]{0,63})$(?!\n)"
 Owner = Annotated[str, Meta(pattern=OWNER_PATTERN, description="An owner: uid: and digits, or key: and a key's name.")]
@@ -341,18 +353,7 @@ class ArtifactExport(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=
 
     sandbox_id: Name
     path: Path
-    name: (
-        Annotated[
-            str,
-            Meta(
-                min_length=1,
-                max_length=255,
-                pattern=r"^[^/\x00-\x1f\x7f]+$(?!\n)",
-                description="A file's name, without '/' and control characters.",
-            ),
-        ]
-        | None
-    ) = None
+    name: FileName | None = None
     media_type: MediaType | None = None
     inline_bytes: Annotated[int, Meta(ge=0, le=model.MAX_INLINE_BYTES)] = 0
 

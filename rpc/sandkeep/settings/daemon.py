@@ -378,7 +378,7 @@ HTTP = Setting(
     _http,
     "none",
     "Addresses of the HTTP gateway, separated by commas: `unix:/PATH`, `tcp://127.0.0.1:PORT` or `tcp://[::1]:PORT`. "
-    "With port 0 the kernel chooses one: `daemon.status` returns it. Needs the extra `sandkeep[http]`.",
+    "With port 0 the kernel chooses one: `daemon.status` returns it.",
     default=lambda: (),
 )
 SOCKET_GROUP = Setting(

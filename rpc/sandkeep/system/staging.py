@@ -16,16 +16,19 @@ from sandkeep.errors import CallerError, SandkeepError, StateError
 PREFIX: Final = b".sandkeep-"
 
 # It is told nothing: its input ends when its starter lets go, or dies. It leads a process group, whose others it ends.
+# SIGTERM does not end them all: the first process of a jail's namespace ignores it, and waits for ever if its bwrap
+# (0.8) was killed before it let it go on. So the last thing is to kill the group, of which the shell itself is one.
 _REMOVE: Final = """
 trap '' INT TERM HUP
 read -r _
 kill -TERM 0
 for _ in 1 2 3 4 5 6 7 8 9 10; do
-	rm -rf -- "$1" 2>/dev/null && exit
+	rm -rf -- "$1" 2>/dev/null && break
 	[ "$(id -u)" = 0 ] || find "$1" -type d ! -perm -700 -exec chmod u+rwx {} \\; 2>/dev/null
-	rm -rf -- "$1" 2>/dev/null && exit
+	rm -rf -- "$1" 2>/dev/null && break
 	sleep 0.3
 done
+kill -KILL 0
 """
 
 

@@ -1,16 +1,18 @@
 """Ways to resolve the clashes of a text by rule: one branch's lines, all lines, or conflict markers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from sandkeep_store.merging.text import Clash, Region, Taken, TextMerge
+from sandkeep_store.merging.text import Clash, Kept, Region, Taken, TextMerge
 
 
-def prefer(merge: TextMerge, version: int) -> TextMerge:
-    """Take one version's lines in each clash that it takes part in."""
+def choose(merge: TextMerge, choices: Mapping[int, int | None]) -> TextMerge:
+    """Take one version's lines, or for None those of the base, in each clash that begins at one of these lines."""
 
     def resolve(clash: Clash) -> Region:
-        lines = clash.versions.get(version)
-        return clash if lines is None else Taken(lines, frozenset([version]))
+        if clash.start not in choices:
+            return clash
+        version = choices[clash.start]
+        return Kept(clash.base) if version is None else Taken(clash.versions[version], frozenset([version]))
 
     return _each(merge, resolve)
 

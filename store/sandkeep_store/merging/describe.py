@@ -24,7 +24,7 @@ class Describer:
         merged = undecided.merged if undecided.kind == "mode" else None
         return Conflict(
             path=name, kind=undecided.kind, paths=(name,), mode=undecided.mode, hunks=undecided.hunks,
-            is_cut=undecided.is_cut,
+            is_cut=undecided.is_cut, choices=undecided.choices,
             base=self._version(self._base, name, next(iter(changes.values())).before),
             branches={
                 branch: self._version(self._views[branch], name, change.after) for branch, change in changes.items()

@@ -16,9 +16,10 @@ from sandkeep_store.archives.trees.changes import parent_of, tree_order
 from sandkeep_store.archives.trees.tree import is_in
 from sandkeep_store.merging.compare import Change, changes
 from sandkeep_store.merging.content import no_progress
+from sandkeep_store.merging.contents import TreeContents
 from sandkeep_store.merging.decide import Decider, Undecided
 from sandkeep_store.merging.describe import Describer
-from sandkeep_store.merging.model import Conflict, ConflictKind, Decision, Merge, Policy
+from sandkeep_store.merging.model import Conflict, ConflictKind, Decision, Dropped, Merge, Policy
 from sandkeep_store.merging.record import Blobs, Spool
 from sandkeep_store.merging.trees import Entry, Progress, TreeState, look_up
 
@@ -49,7 +50,7 @@ def merge(
     ordered = {name: branches[name] for name in sorted(branches)}
     changed = {name: changes(base, state, ignore, progress) for name, state in ordered.items()}
     views = {name: state.view for name, state in ordered.items()}
-    decider = Decider(base.view, views, policy, Spool(spool), progress)
+    decider = Decider(TreeContents(base.view, views, Spool(spool), progress), policy)
     merger = _Merger(base.view, views, changed, policy, decider)
     merger.run()
     return merger.result(Describer(base.view, views, Blobs(blobs, progress)))
@@ -82,6 +83,7 @@ class _Merger:
         self._open: dict[bytes, Undecided] = {}
         self._owned: dict[bytes, _Owned] = {}
         self._deferred: dict[bytes, Decision] = {}
+        self._dropped: dict[tuple[bytes, str], Dropped] = {}
 
     def run(self) -> None:
         """Decide on all paths."""
@@ -103,12 +105,14 @@ class _Merger:
                 beneath = {path: self._changed[path] for path in self._beneath(owned.paths)}
                 conflicts.append(describer.owned(name, owned.kind, owned.paths, beneath, owned.merged))
         decisions = {name: self._decisions[name] for name in self._changed if name in self._decisions}
-        return Merge(decisions=decisions, conflicts=conflicts, deferred=self._deferred)
+        dropped = [self._dropped[key] for key in sorted(self._dropped)]
+        return Merge(decisions=decisions, conflicts=conflicts, deferred=self._deferred, dropped=dropped)
 
     def _decide(self, name: bytes) -> bool:
         """Decide on a path; return True if everything beneath it is decided, too."""
         taken = self._taken_from(name)
         if taken is not None:
+            self._note_dropped(name, taken)
             if taken in self._changed[name]:
                 self._decisions[name] = self._decider.taken(taken, self._changed[name][taken], "takes")
             return False
@@ -146,10 +150,18 @@ class _Merger:
         branch = self._policy.branch
         if self._policy.rule == "ours" and any(branch in self._changed[name] for name in names):
             for name in names:
+                self._note_dropped(name, branch)
                 if branch in self._changed[name]:
                     self._decisions[name] = self._decider.taken(branch, self._changed[name][branch], "policy:ours")
         else:
             self._owned[paths[0]] = _Owned(kind, paths, merged if kind == "case" else {})
+
+    def _note_dropped(self, name: bytes, branch: str) -> None:
+        """Note the branches whose change of a path is not that of the one that has its way there."""
+        changes = self._changed[name]
+        for other in changes:
+            if other != branch and not (branch in changes and self._decider.is_alike(name, branch, other, changes)):
+                self._dropped[name, other] = Dropped(path=name, branch=other)
 
     def _beneath(self, paths: Iterable[bytes]) -> Iterator[bytes]:
         """Yield the changed names at and beneath paths."""

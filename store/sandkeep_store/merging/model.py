@@ -20,6 +20,9 @@ it owns the path with all beneath it. ``case``: names that differ in case only, 
 MOST_SHOWN_BYTES: Final = 256 << 10
 """Size of the text in the hunks of one conflict; what is beyond is cut."""
 
+BYTES: Final = -1
+"""Key, among the choices of clashes, of that of a content that is not merged by lines."""
+
 
 class FromBranch(Struct, frozen=True, tag="branch"):
     """Content of the file of that name in a branch's tree."""
@@ -47,13 +50,14 @@ class Decision(Struct, frozen=True, kw_only=True):
     """The state of one path in the result: deleted if `entry` is None. Only a file has `content`.
 
     `branches` are those it comes from; `how` is ``taken``, ``alike``, ``merged``, ``policy:…``, ``takes``,
-    ``resolved``, or ``provisional`` for a directory that has a conflict of modes.
+    ``resolved``, by the `choice` that was made, or ``provisional`` for a directory that has a conflict of modes.
     """
 
     entry: Entry | None
     content: Content | None = None
     branches: tuple[str, ...] = ()
     how: str = "taken"
+    choice: str = ""
 
 
 class Version(Struct, frozen=True, kw_only=True):
@@ -80,7 +84,9 @@ class Conflict(Struct, frozen=True, kw_only=True):
 
     `branches` are the versions of those that changed it. `paths` are all paths that it owns together with what is
     beneath them. `mode` is the merged mode of a file; None if it clashes. `is_cut` is True if the hunks are not
-    complete. `merged` is the result without the conflict, for the kinds that have one (``mode``, ``case``).
+    complete. `choices` are the clashes that are decided, by their first lines in the base (the first is 0; `BYTES` for
+    all bytes), each with the branch whose lines it takes, None for the base. `merged` is the result without the
+    conflict, for the kinds that have one (``mode``, ``case``). `said` are the choices so far.
     """
 
     path: bytes
@@ -91,19 +97,34 @@ class Conflict(Struct, frozen=True, kw_only=True):
     mode: int | None = None
     hunks: list[ShownHunk] = field(default_factory=list)
     is_cut: bool = False
+    choices: dict[int, str | None] = field(default_factory=dict)
     merged: dict[bytes, Decision] = field(default_factory=dict)
+    said: tuple[str, ...] = ()
+
+
+class Dropped(Struct, frozen=True, kw_only=True):
+    """A branch's change of a path that the result does not have: in so many hunks of text, which remove and add so many
+    `lines`; none for what is not merged by lines.
+    """
+
+    path: bytes
+    branch: str
+    hunks: int = 0
+    lines: int = 0
 
 
 class Merge(Struct, frozen=True, kw_only=True):
     """A merge: `decisions` for the paths where the result differs from the base, in the order of the tree, and the
     conflicts, whose paths are as in the base until they are resolved.
 
-    `deferred` are deletions of directories, which wait for conflicts beneath.
+    `deferred` are deletions of directories, which wait for conflicts beneath. `dropped` are the changes that choices of
+    whole paths have dropped.
     """
 
     decisions: dict[bytes, Decision]
     conflicts: list[Conflict]
     deferred: dict[bytes, Decision] = field(default_factory=dict)
+    dropped: list[Dropped] = field(default_factory=list)
 
 
 class Policy(Struct, frozen=True, kw_only=True):

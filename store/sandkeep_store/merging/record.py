@@ -7,13 +7,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from sandkeep.errors import DaemonError, SandkeepError
+from sandkeep.errors import DaemonError, DataError, SandkeepError
 from sandkeep.system.descriptors import closing_fd
 from sandkeep_store.merging.content import copy_content, no_progress, write_all
 from sandkeep_store.merging.model import FromBlob, FromSpool
 from sandkeep_store.merging.trees import Progress
 
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Spool:
@@ -53,6 +55,15 @@ class Blobs:
             return hashlib.sha256(data).hexdigest()
 
         return FromBlob(self._store(write))
+
+    def read(self, sha256: str) -> bytes:
+        """Read a stored file. Raises `snapshot_missing`."""
+        try:
+            with open(os.open(sha256, _READ, dir_fd=self._directory), "rb") as file:
+                return file.read()
+        except OSError:
+            message = f"a version of a file in conflict ({sha256[:12]}) is no longer stored: merge again"
+            raise DataError("snapshot_missing", message) from None
 
     def _store(self, write: Callable[[int], str]) -> str:
         temporary = f".new-{secrets.token_hex(8)}"

@@ -26,10 +26,11 @@ class Kept(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """Lines that the versions `by` have in place of some of the base."""
+    """Lines that the versions `by` have in place of the lines `base`."""
 
     lines: Sequence[bytes]
     by: frozenset[int]
+    base: Sequence[bytes] = ()
 
 
 class Clash(NamedTuple):
@@ -96,7 +97,7 @@ def _with_crlf(region: Region) -> Region:
     if isinstance(region, Kept):
         return Kept(_crlf(region.lines))
     if isinstance(region, Taken):
-        return Taken(_crlf(region.lines), region.by)
+        return Taken(_crlf(region.lines), region.by, _crlf(region.base))
     versions = {number: _crlf(lines) for number, lines in region.versions.items()}
     return Clash(_crlf(region.base), versions, region.start)
 
@@ -152,7 +153,7 @@ def _region(span: _Span, texts: Sequence[Sequence[bytes]]) -> Region:
         begin = hunks[0].new_start - (hunks[0].start - span.start)
         end = hunks[-1].new_end + (span.end - hunks[-1].end)
         versions[number] = texts[number + 1][begin:end]
-    first = next(iter(versions.values()))
+    first, base = next(iter(versions.values())), texts[0][span.start : span.end]
     if all(lines == first for lines in versions.values()):
-        return Taken(first, frozenset(versions))
-    return Clash(texts[0][span.start : span.end], versions, span.start)
+        return Taken(first, frozenset(versions), base)
+    return Clash(base, versions, span.start)

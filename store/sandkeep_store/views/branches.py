@@ -30,6 +30,7 @@ class MergeState(ObjectState, kw_only=True, array_like=True):
     resolving: int = 0
     resolve_error: tuple[str, str] | None = None
     resolve_interrupted: bool = False
+    dropped: int = 0
 
     @property
     def waits(self) -> bool:

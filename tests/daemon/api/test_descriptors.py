@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import trio
 from tests.support.expect import until, until_async
+from tests.support.patience import patient
 from tests.support.serving import Serving, serving
 from tests.support.users import as_user
 
@@ -452,7 +453,7 @@ def test_journals_are_for_reading_and_go_on_growing(shared_daemon: Any, box: str
             assert (told.process.status, told.stdout_bytes, told.stderr_bytes) == ("running", 4, 4)
             assert (os.pread(out, 100, 0), os.pread(err, 100, 0)) == (b"one\n", b"err\n")
             client.process.write_stdin(box, "p", data=b"\n", eof=True)
-            client.process.wait(box, "p", timeout_s=30)
+            client.process.wait(box, "p", timeout_s=patient(30))
             assert os.pread(out, 100, 4) == b"two\n"
             assert fcntl.fcntl(out, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
             with pytest.raises(OSError):

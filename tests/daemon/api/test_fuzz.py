@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tests.daemon.api.test_server import Handler
 from tests.support.fuzzing import Complaints, Grammar, Levels, Reply, replies, settled, shown, tasks_living, wanted
 from tests.support.inside import Inside, inside
+from tests.support.patience import patient
 from tests.support.soak import times
 
 from sandkeep.protocol.lines import LineBuffer
@@ -30,7 +31,7 @@ AT_ONCE = 500
 """Lines that go over one connection."""
 
 LAST = b'{"jsonrpc":"2.0","id":"the last one","method":"daemon.ping"}\n'
-PATIENCE_S = 60
+PATIENCE_S = patient(60)
 """What hangs is given up after that long."""
 
 

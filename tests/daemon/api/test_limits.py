@@ -15,6 +15,7 @@ import trio
 from tests.conftest import RunningDaemon, daemon_in
 from tests.daemon.api.test_server import PROCESS, SANDBOX, House, house, request
 from tests.daemon.stream.test_slow_readers import served
+from tests.support.patience import patient
 from tests.support.streams import message, websocket
 from tests.support.users import NOBODY, as_user
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -214,7 +215,7 @@ def daemon(places: str) -> Iterator[RunningDaemon]:
 def dialled(path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(path)  # without a time limit, which would make it fail when the queue is full
-    sock.settimeout(60)
+    sock.settimeout(patient(60))
     return sock
 
 
@@ -257,7 +258,7 @@ def neighbour_of_another_user(path: str) -> Iterator[None]:
         yield
     finally:
         done.set()
-        thread.join(60)
+        thread.join(patient(60))
         neighbour.close()
     assert failures == []
     assert neighbour.answers > 0
@@ -266,7 +267,7 @@ def neighbour_of_another_user(path: str) -> Iterator[None]:
 def pushed(sock: socket.socket, data: bytes) -> None:
     """Send as long as the daemon takes anything, or has not dropped us."""
     rest = memoryview(data)
-    sock.settimeout(30)
+    sock.settimeout(patient(30))
     try:
         while rest:
             rest = rest[sock.send(rest) :]
@@ -420,7 +421,7 @@ def too_long(path: str) -> tuple[Any, bytes]:
     pushed(sock, b"x" * (16 * MIB + 1))
     neighbour.ask()
     with sock.makefile("rb") as file:
-        sock.settimeout(30)
+        sock.settimeout(patient(30))
         return json.loads(file.readline())["error"]["code"], file.readline()
 
 

@@ -12,6 +12,7 @@ import trio
 from msgspec import Raw
 from tests.support.expect import refused_async
 from tests.support.inside import Inside, inside
+from tests.support.patience import patient
 
 from sandkeep import events, ids, model
 from sandkeep.errors import SandkeepError, StateError
@@ -190,7 +191,7 @@ async def test_a_sandbox_that_shares_the_logs_old_stream_can_be_ended(old_log: s
     async with inside(old_log) as daemon:
         await daemon.reconciler.run()
         old = daemon.core.state.sandboxes["old"]
-        with trio.fail_after(30):
+        with trio.fail_after(patient(30)):
             assert (await daemon.call("sandbox.terminate", uid=ALICE, sandbox_id="log")).status == "stopped"
             await daemon.call("store.redact", position=15)
         [asked, done] = await daemon.core.log.read(0, 10, stream=LOG_STREAM)
@@ -215,7 +216,7 @@ async def test_a_sandbox_called_as_the_log_was(daemon: Inside, source: str) -> N
     history = await daemon.call("sandbox.history", uid=ALICE, sandbox_id="ended")
     report = await daemon.call("store.redact", position=history.events[0].position)
     assert report.places == ["log"]
-    with trio.fail_after(30):
+    with trio.fail_after(patient(30)):
         for name in ("log", "daemon"):
             assert (await daemon.call("sandbox.terminate", uid=ALICE, sandbox_id=name)).status == "stopped"
 
@@ -243,7 +244,7 @@ async def test_a_revision_that_never_fits_ends_in_an_error(
     sandbox = daemon.box("box", ALICE)
     right, sandbox.revision = sandbox.revision, sandbox.revision + 1
     try:
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             await refused_async("conflict", daemon.call(method, uid=ALICE, sandbox_id="box"))
     finally:
         sandbox.revision = right
@@ -367,7 +368,7 @@ def mentions() -> Iterator[tuple[str, str, str]]:
                 yield method.name, field, "process"
 
 
-async def said(daemon: Inside, method: str, params: Mapping[str, Any], patience_s: float = 60) -> bytes:
+async def said(daemon: Inside, method: str, params: Mapping[str, Any], patience_s: float = patient(60)) -> bytes:
     """The answer, as it is sent, but for figures that grow."""
     result: Any = "it waits"
     try:

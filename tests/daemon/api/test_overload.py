@@ -17,6 +17,7 @@ import trio
 from tests.conftest import RunningDaemon
 from tests.support.expect import until
 from tests.support.overload import Crowd, seed
+from tests.support.patience import patient
 from tests.support.soak import times
 
 pytestmark = pytest.mark.needs("bwrap", "root")
@@ -25,7 +26,7 @@ CLIENTS, CLIENTS_SOAK = 250, 500
 ON_RECORD = 2000
 WORKING, WORKING_SOAK = 30, times(200)
 MOST_GROWTH = 64 * 1024 * 1024
-PATIENCE_S = 300
+PATIENCE_S = patient(300)
 """What is locked is given up after that long."""
 
 

@@ -12,6 +12,7 @@ import pytest
 import trio
 from tests.support.expect import refused_async, until
 from tests.support.inside import Inside, inside
+from tests.support.patience import patient
 
 from sandkeep.errors import SandkeepError, StateError
 from sandkeep.protocol.methods import METHODS
@@ -284,7 +285,7 @@ def made_once(running_daemon: Any, world: Any, by_name: dict[str, Case]) -> None
 def test_a_daemon_is_stopped_once(running_daemon: Any) -> None:
     """A repeat that comes to the next daemon does not stop that."""
     assert ask(running_daemon, "daemon.shutdown", "stop", {}) == {}
-    assert running_daemon.process.wait(60) == 0
+    assert running_daemon.process.wait(patient(60)) == 0
     running_daemon.start()
     assert ask(running_daemon, "daemon.shutdown", "stop", {}) == {}
     with running_daemon.connect() as client:
@@ -465,7 +466,7 @@ async def test_an_input_is_gone_on_with_where_it_was(state_dir: str, source: str
     async with inside(state_dir) as daemon:
         await daemon.call("sandbox.create", image_id=await daemon.image(source), name="box")
         await daemon.call("process.launch", sandbox_id="box", name="p", command=HELD, stdin=True)
-        with trio.move_on_after(60):
+        with trio.move_on_after(patient(60)):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(lambda: daemon.call("process.write_stdin", **command))
                 while True:

@@ -22,6 +22,7 @@ import msgspec
 import pytest
 import trio
 from msgspec import Meta
+from tests.support.patience import patient
 from tests.support.serving import Serving, serving
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -387,7 +388,7 @@ async def test_a_client_that_never_reads_is_dropped(house: House, autojump_clock
 async def test_a_client_that_never_reads_pings_is_not_read_for_ever(house: House, autojump_clock: MockClock) -> None:
     wire = await house.wire()
     pings = b"".join(json.dumps(request("daemon.ping")).encode() + b"\n" for _ in range(1000))
-    with pytest.raises(trio.BrokenResourceError), trio.fail_after(60):
+    with pytest.raises(trio.BrokenResourceError), trio.fail_after(patient(60)):
         await wire.stream.send_all(pings * 100)
 
 
@@ -597,7 +598,7 @@ async def test_the_peer_is_known_to_the_handler(house: House) -> None:
 def test_a_peer_is_who_it_was_when_it_connected(tmp_path: Path, count: int) -> None:
     groups = tuple(range(5000, 5000 + count))
     with listening(str(tmp_path / "s"), mode=0o666) as listener:
-        listener.settimeout(30)
+        listener.settimeout(patient(30))
         os.chmod(tmp_path, 0o755)
         child = os.fork()
         if child == 0:

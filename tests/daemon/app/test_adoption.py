@@ -18,6 +18,7 @@ import pytest
 import trio
 from tests.conftest import RunningDaemon
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 from tests.support.streams import house_in
 from tests.support.two_providers import SILENT
 
@@ -122,7 +123,7 @@ def test_a_provider_that_says_nothing_delays_nobody(two: RunningDaemon, tmp_path
         client.process.write_stdin(boxes["fake"], "cat", b"still here\n", eof=True)
         assert client.process.wait(boxes["fake"], "cat").exit_code == 0
         assert client.process.read(boxes["fake"], "cat").stdout == b"still here\n"
-        ending.join(60)
+        ending.join(patient(60))
         assert ended == ["stopped"]
         until(lambda: client.sandbox.get(half).status == "failed")
         until(lambda: client.daemon.status().not_adopted == 0)
@@ -164,7 +165,7 @@ def test_a_sandbox_that_is_stopped_delays_nobody(running_daemon: RunningDaemon, 
         assert client.process.get(hung, "shell").status == "running"
         os.kill(keeper, signal.SIGCONT)
         client.process.write_stdin(stopped, "cat", b"later\n", eof=True)
-        assert client.process.wait(stopped, "cat", timeout_s=60).exit_code == 0
+        assert client.process.wait(stopped, "cat", timeout_s=patient(60)).exit_code == 0
         os.kill(keeper, signal.SIGSTOP)
         for box in (stopped, hung):
             assert client.sandbox.terminate(box).status == "stopped"
@@ -285,11 +286,11 @@ def test_what_is_done_to_what_was_adopted(running_daemon: RunningDaemon, image: 
             until(lambda t=turn: has_size(client, b"%d 100" % (30 + t)))
     with daemon.connect() as client:
         client.process.write_stdin(box, "shell", b"end\n")
-        assert client.process.wait(box, "shell", timeout_s=60).exit_code == 6
+        assert client.process.wait(box, "shell", timeout_s=patient(60)).exit_code == 6
         client.process.signal(box, "hears", "TERM")
-        assert client.process.wait(box, "hears", timeout_s=60).exit_code == 143
+        assert client.process.wait(box, "hears", timeout_s=patient(60)).exit_code == 143
         client.process.write_stdin(box, "cat", b"", eof=True)
-        assert client.process.wait(box, "cat", timeout_s=60).exit_code == 0
+        assert client.process.wait(box, "cat", timeout_s=patient(60)).exit_code == 0
         assert client.process.read(box, "cat").stdout == b"0\n1\n2\n"
 
 
@@ -311,9 +312,9 @@ def test_time_that_ran_out_while_nobody_looked(running_daemon: RunningDaemon, im
     assert f"{slow.process_id} 1" not in exits.read_text()
     daemon.start()
     with daemon.connect() as client:
-        killed = client.process.wait(box, "slow", timeout_s=60)
-        assert (killed.exit_code, killed.timed_out) == (137, True)
-        ended = client.process.wait(box, "quick", timeout_s=60)
+        killed = client.process.wait(box, "slow", timeout_s=patient(60))
+        assert (killed.exit_code, killed.timed_out) == (124, True)
+        ended = client.process.wait(box, "quick", timeout_s=patient(60))
         assert (ended.exit_code, ended.timed_out) == (3, False)
 
 

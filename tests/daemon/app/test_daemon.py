@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 
 from sandkeep.ids import new_id
 from sandkeep.protocol.methods import METHODS, Access
@@ -130,7 +131,7 @@ def test_exit_codes_are_the_shells(client: Any, sandbox_id: str, command: list[s
 def test_a_time_limit_kills_the_group_and_keeps_the_output(client: Any, sandbox_id: str) -> None:
     script = "trap '' TERM; echo kept; sleep 4711 & sleep 4711"
     result = client.sandbox.exec(sandbox_id, ["sh", "-c", script], timeout_s=5)
-    assert (result.timed_out, result.exit_code, result.stdout) == (True, 137, b"kept\n")
+    assert (result.timed_out, result.exit_code, result.stdout) == (True, 124, b"kept\n")
     look = "for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline; echo; done"
     until(lambda: b"sleep 4711" not in client.sandbox.exec(sandbox_id, look).stdout)
 
@@ -331,7 +332,7 @@ def test_events_from_a_token_and_as_they_come(client: Any, shared_daemon: Any, s
     thread = threading.Thread(target=follow)
     thread.start()
     client.sandbox.exec(sandbox_id, ["true"])
-    thread.join(60)
+    thread.join(patient(60))
     assert seen == ["process.launch_requested", "process.started", "process.exited"]
     only = client.event.list(after=start, type="process.started").events
     assert [event.type for event in only] == ["process.started"]
@@ -367,13 +368,13 @@ def test_sandboxes_and_processes_outlive_the_daemon(running_daemon: Any, project
     daemon.start()
     with daemon.connect() as client:
         assert client.sandbox.get(box).status == "running"
-        assert client.process.wait(box, "short", timeout_s=60).exit_code == 7
+        assert client.process.wait(box, "short", timeout_s=patient(60)).exit_code == 7
         client.process.write_stdin(box, "cat", b"after\n", eof=True)
-        assert client.process.wait(box, "cat", timeout_s=60).exit_code == 0
+        assert client.process.wait(box, "cat", timeout_s=patient(60)).exit_code == 0
         assert client.process.read(box, "cat").stdout == b"before\nafter\n"
         assert client.sandbox.exec(box, ["sh", "-c", "echo $TOKEN"]).stdout == b"kept\n"
         client.process.signal(box, "count", "KILL")
-        client.process.wait(box, "count", timeout_s=60)
+        client.process.wait(box, "count", timeout_s=patient(60))
         numbers = client.process.read(box, "count", max_bytes=4_000_000).stdout.split()
         assert numbers == [str(i).encode() for i in range(len(numbers))]
         assert len(numbers) > 60

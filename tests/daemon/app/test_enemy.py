@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import trio
 from tests.support.inside import Inside, inside
+from tests.support.patience import patient
 
 from sandkeep.errors import SandkeepError
 from sandkeep.protocol.clock import now_us
@@ -42,7 +43,7 @@ async def running(daemon: Inside, source: str, *, stdin: bool = False, timeout_s
 
 
 async def ended(daemon: Inside) -> int | None:
-    with trio.fail_after(60):
+    with trio.fail_after(patient(60)):
         code: int | None = (await daemon.call("process.wait", sandbox_id="box", name="web")).exit_code
     return code
 
@@ -57,7 +58,7 @@ async def test_a_sandbox_that_is_being_adopted_can_be_terminated(
         gate = Gate(monkeypatch, daemon.fake, "adopt")
         nursery.start_soon(daemon.reconciler.run)
         await gate.reached.wait()
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             assert (await daemon.call("sandbox.terminate", sandbox_id="box")).status == "stopped"
         gate.open()
         await trio.testing.wait_all_tasks_blocked(0.01)
@@ -73,7 +74,7 @@ async def test_an_end_that_comes_before_the_adoption_does_not_wait_for_it(state_
     async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
         await daemon.sandboxes.termination.end(daemon.id_of(), "requested")
         nursery.start_soon(daemon.reconciler.run)
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             await daemon.core.settled(daemon.id_of(), lambda: daemon.box().status == "stopped")
         assert (await daemon.types("box"))[-1] == "sandbox.terminated"
 
@@ -230,7 +231,7 @@ async def test_an_end_that_is_ordered_when_a_sandbox_was_just_made(
                 return made or await original(*args, **more)
 
         monkeypatch.setattr(owner, name, interrupted)
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             with pytest.raises(SandkeepError) as caught:
                 await daemon.call("sandbox.create", image_id=image_id, name="box")
             assert caught.value.code == "conflict"

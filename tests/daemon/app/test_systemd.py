@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from tests.support.service import PATIENCE_S, Notices, Service
 from tests.support.users import NOBODY, command_as
 
@@ -193,7 +194,7 @@ async def test_pings_stop_while_the_writer_hangs_and_come_again(
         nursery.start_soon(log.append, [event], Meta())
         await trio.to_thread.run_sync(hanging.wait, PATIENCE_S)
         notices.pending()
-        await trio.sleep(0.1)  # no ping in fifty watchdog times, but for the first, which may have been on its way
+        await trio.testing.wait_all_tasks_blocked(0.05)  # the first ping may have been on its way; what pings waits now
         assert len(notices.pending()) <= 1
         release.set()
         await trio.to_thread.run_sync(notices.next, "WATCHDOG=1")

@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import RunningDaemon
 from tests.support import disks
 from tests.support.expect import until
+from tests.support.patience import patient
 from tests.support.users import as_user, command_as
 
 from sandkeep.blocking import connect
@@ -28,7 +29,9 @@ USER = 40_002
 def fails_to_start(root: str, **environment: str) -> str:
     """What a daemon that cannot start says; it ends with 1."""
     env = {**os.environ, "SANDKEEP_STATE_DIR": f"{root}/state", "SANDKEEP_SOCKET": f"{root}/sock", **environment}
-    done = subprocess.run([sys.executable, "-m", "sandkeepd.main"], env=env, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-m", "sandkeepd.main"], env=env, capture_output=True, text=True, timeout=patient(30)
+    )
     assert done.returncode == 1, done.stderr
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
@@ -283,7 +286,7 @@ def users_daemon(root: str) -> Iterator[str]:
     assert daemon.poll() is None
     yield f"{home}/sock"
     daemon.send_signal(signal.SIGTERM)
-    assert daemon.wait(60) == 0
+    assert daemon.wait(patient(60)) == 0
 
 
 def listens(path: str) -> bool:

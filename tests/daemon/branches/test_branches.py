@@ -435,9 +435,41 @@ def test_they_are_decided_path_by_path(client: Any, conflicted: Any, shared_daem
     )
     origins = {path.path: path.how for path in client.branch.blame(merge_id=merge_id).paths}
     assert (origins["text"], origins["fine"]) == ("resolved", "taken")
-    until(lambda: os.listdir(place) == ["provenance"])  # the answer does not wait for that
+    until(lambda: sorted(os.listdir(place)) == ["dropped", "provenance"])  # the answer does not wait for that
     refused("conflict", client.branch.resolve, merge_id, decisions=[{"path": "dir", "take": "one"}])
     refused("conflict", client.branch.abandon, merge_id)
+
+
+def test_decisions_that_say_two_things_are_refused(client: Any, conflicted: Any) -> None:
+    merge_id = conflicted.merge.merge_id
+    for decisions in (
+        [{"path": "text", "delete": True, "whole": True}],
+        [{"path": "text", "take": "one", "whole": True, "line": 3}],
+        [{"path": "text", "take": "one", "line": 3}, {"path": "text", "take": "two"}],
+        [{"path": "text", "take": "one", "line": 3}, {"path": "text", "take": "two", "line": 3}],
+        [{"path": "text", "take": "one", "line": 4}],
+        [{"path": "dir", "take": "one", "line": 1}],
+        [{"path": "text", "take": "x" * 200}],
+    ):
+        refused("invalid", client.branch.resolve, merge_id, decisions=decisions)
+    assert client.branch.merges().merges[0].conflicts == 4
+
+
+def test_what_is_dropped_is_answered_again(client: Any, conflicted: Any, shared_daemon: Any) -> None:
+    merge_id = conflicted.merge.merge_id
+    whole = [{"path": "text", "take": "one", "whole": True}]
+    left = client.branch.resolve(merge_id, decisions=whole, command_id="whole-once")
+    assert [(each.path, each.branch, each.hunks, each.lines) for each in left.dropped] == [("text", "two", 1, 2)]
+    assert client.branch.resolve(merge_id, decisions=whole, command_id="whole-once").dropped == left.dropped
+    others = [{"path": path, "take": "one"} for path in ("gone", "binary", "dir")]
+    made = client.branch.resolve(merge_id, decisions=others, command_id="rest-once")
+    assert [each.path for each in made.dropped] == ["text", "gone", "binary", "dir/old"]
+    assert made.dropped_count == 4
+    place = f"{shared_daemon.state_dir}/branches/{merge_id}"
+    until(lambda: sorted(os.listdir(place)) == ["dropped", "provenance"])
+    assert client.branch.resolve(merge_id, decisions=others, command_id="rest-once").dropped == made.dropped
+    told = [each for each in client.event.list(type="branch.resolve_requested").events if each.stream == merge_id]
+    assert [each.data["choices"] for each in told] == [{"one (whole)": 1}, {"one": 3}]
 
 
 def test_a_merge_that_is_given_up(client: Any, conflicted: Any, shared_daemon: Any) -> None:

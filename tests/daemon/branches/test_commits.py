@@ -147,6 +147,63 @@ def test_nothing_below_git_is_committed(client: Any, project: Path) -> None:
     client.branch.remove(branch)
 
 
+CONFIG = "[core]\\nrepositoryformatversion = 0\\nbare = false\\nworktree = ..\\nfsmonitor = touch {1}\\n"
+BARE = f"mkdir -p {{0}}/objects {{0}}/refs; echo ref: refs/heads/main >{{0}}/HEAD;printf '{CONFIG}' >{{0}}/config;"
+"""Makes a bare repository, whose configuration names a program."""
+
+
+def git_obeys(directory: Path, evil: Path) -> bool:
+    """Return True if git runs what the configuration of a repository there names."""
+    subprocess.run(["git", "status"], cwd=directory, capture_output=True, check=False)
+    return evil.exists()
+
+
+def test_no_bare_repository_is_committed(client: Any, project: Path, branch: str, tmp_path: Path) -> None:
+    """Whoever runs git there would run what its configuration names."""
+    evil = tmp_path / "evil"
+    subprocess.run(["sh", "-c", BARE.format("like", evil)], cwd=tmp_path, check=True)
+    assert git_obeys(tmp_path / "like", evil)
+    evil.unlink()
+    sh(client, branch, BARE.format("sub/bare", evil) + "echo fine >sub/fine; echo x >sub/bare/refs/x")
+    sh(client, branch, "mkdir -p work; echo ref: refs/heads/main >work/HEAD; echo ../sub/bare >work/commondir")
+    plan = client.branch.plan(branch, str(project))
+    assert {path.path for path in plan.paths if (path.status, path.why) == ("forbidden", "git")} == {
+        "sub/bare/HEAD", "sub/bare/config", "sub/bare/objects", "sub/bare/refs", "sub/bare/refs/x", "work/HEAD",
+        "work/commondir",
+    }  # fmt: skip
+    client.branch.commit(branch, str(project))
+    assert (project / "sub" / "fine").exists()
+    assert os.listdir(project / "sub" / "bare") == []
+    assert os.listdir(project / "work") == []
+    assert not git_obeys(project / "sub" / "bare", evil)
+
+
+def test_no_bare_repository_is_completed(client: Any, project: Path, branch: str, tmp_path: Path) -> None:
+    """One branch brings what the other has not: the target has both."""
+    evil = tmp_path / "evil"
+    sh(client, branch, BARE.format("sub", evil) + "rm sub/HEAD")
+    client.branch.commit(branch, str(project))
+    other = client.branch.create(source=str(tmp_path / "project"), ignore=["objects", "refs", ".git"]).sandboxes[0]
+    sh(client, other.sandbox_id, "echo ref: refs/heads/main >sub/HEAD")
+    assert statuses(client.branch.plan(other.sandbox_id, str(project))) == {"sub/HEAD": "forbidden"}
+    for force in (False, True):
+        refused("invalid", client.branch.commit, other.sandbox_id, str(project), force=force)
+    assert not git_obeys(project / "sub", evil)
+
+
+def test_nothing_is_committed_to_a_bare_repository(client: Any, project: Path, branch: str) -> None:
+    sh(client, branch, "mkdir -p hooks; echo evil >hooks/post-commit")
+    bare = project / "bare.git"
+    subprocess.run(["git", "init", "--quiet", "--bare", str(bare)], check=True)
+    for target in (bare, bare / "refs"):
+        refused("invalid", client.branch.commit, branch, str(target), force=True)
+    assert not (bare / "hooks" / "post-commit").exists()
+    (bare / "tree").mkdir()
+    (bare / "tree" / ".git").write_text(f"gitdir: {bare}/worktrees/tree\n")
+    client.branch.commit(branch, str(bare / "tree"))
+    assert (bare / "tree" / "hooks" / "post-commit").exists()
+
+
 def test_no_link_leads_out_of_the_directory(client: Any, project: Path, branch: str, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -12,6 +12,7 @@ import pytest
 from tests.conftest import RunningDaemon
 from tests.support.counting import counting
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 from tests.support.snapshots import sh
 from tests.support.users import let_in
 
@@ -22,7 +23,7 @@ from sandkeep.ids import new_id
 pytestmark = pytest.mark.needs("runsc")
 
 COUNT = counting("n", pause_s=0.05)
-LATE = 60.0
+LATE = patient(60.0)
 FILES = ("checkpoint.img", "open.names", "processes.json", "shared.tar")
 
 
@@ -519,7 +520,7 @@ def die_restoring(house: House, box: str, checkpoint_id: str, asked: dict[str, A
     with house.daemon.connect(patience_s=0) as client, pytest.raises(SandkeepError):
         client.checkpoint.restore(checkpoint_id, **asked)
     assert house.daemon.process is not None
-    house.daemon.process.wait(60)
+    house.daemon.process.wait(patient(60))
     house.daemon.start()
     until(lambda: not [one for one in house.client.sandbox.list().sandboxes if one.status == "creating"])
     return [one for one in house.client.sandbox.list().sandboxes if one.sandbox_id != box]

@@ -16,6 +16,7 @@ from tests.daemon.providers.gvisor.test_provider import end_kernel, processes_of
 from tests.support.disks import mount, umount
 from tests.support.expect import refused, refused_async, until
 from tests.support.inside import inside
+from tests.support.patience import patient
 
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError
@@ -300,7 +301,7 @@ async def test_an_end_waits_for_what_makes_way(state_dir: str, source: str, monk
         back = partial(daemon.call, "sandbox.restore", sandbox_id="box", checkpoint_id=checkpoint.checkpoint_id)
         nursery.start_soon(lambda: refused_async("not_ready", back()))
         await at_it.wait()
-        with trio.fail_after(30):
+        with trio.fail_after(patient(30)):
             await daemon.call("sandbox.terminate", sandbox_id="box")
         nursery.cancel_scope.cancel()
     assert overlapped == [False]

@@ -7,6 +7,7 @@ import pytest
 import trio
 from tests.support.expect import refused_async, until_async
 from tests.support.inside import Inside, inside
+from tests.support.patience import patient
 
 from sandkeep.errors import ProviderError
 
@@ -22,7 +23,7 @@ def status(daemon: Inside, sandbox_id: str) -> str:
 
 
 async def until_stopped(daemon: Inside, sandbox_id: str) -> None:
-    with trio.fail_after(60):
+    with trio.fail_after(patient(60)):
         while status(daemon, sandbox_id) != "stopped":
             await daemon.core.changed(daemon.id_of(sandbox_id))
 
@@ -84,7 +85,7 @@ async def test_also_by_the_next_daemon(state_dir: str, source: str) -> None:
         assert (await daemon.call("daemon.status")).not_adopted == 1
         daemon.fake.faults.mend()
         await until_stopped(daemon, "box")
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             assert (await daemon.call("sandbox.exec", sandbox_id="other", command="echo hi")).stdout == b"hi\n"
 
 
@@ -158,7 +159,7 @@ async def test_the_removal_of_an_image_is_ordered_and_told(state_dir: str, sourc
         await trio.testing.wait_all_tasks_blocked(0.01)
         daemon.fake.faults.mend()
         image = daemon.core.state.images[image_id]
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             while image.status != "removed":
                 await daemon.core.changed(image_id)
         assert (await daemon.call("image.remove", image_id=image_id)).status == "removed"
@@ -179,7 +180,7 @@ async def test_what_fails_for_another_reason_is_tried_again_before_anybody_is_to
             await terminate(*arguments)
 
         monkeypatch.setattr(daemon.fake, "terminate", stuck_at_first)
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             assert (await daemon.call("sandbox.terminate", sandbox_id="box")).status == "stopped"
 
 
@@ -189,10 +190,10 @@ async def test_a_name_of_an_image_does_not_wait_for_the_engine_of_another(state_
         daemon.fake.faults.down = DOWN
         again = {"source": source, "provider": "fake", "name": "same", "command_id": "again"}
         assert "is like an older one" in await unavailable(daemon.call("image.create", **again))
-        with trio.fail_after(30):
+        with trio.fail_after(patient(30)):
             assert (await daemon.call("image.tag", image_id=image_id, name="other")).names == ["other"]
         daemon.fake.faults.mend()
-        with trio.fail_after(30):
+        with trio.fail_after(patient(30)):
             while len(daemon.core.state.images[image_id].names) < 2:
                 await daemon.core.changed(image_id)
         made = await daemon.call("image.create", **again)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
+from tests.support.patience import patient
 
 from sandkeep.blocking import connect
 from sandkeep.errors import SandkeepError, StateError
@@ -118,7 +119,7 @@ def test_a_daemon_that_starts_finishes_what_another_had_begun(
     with connect(daemon.socket, patience_s=0) as client, pytest.raises(SandkeepError):
         client.store.redact(position)
     assert daemon.process is not None
-    daemon.process.wait(60)
+    daemon.process.wait(patient(60))
     daemon.start()
     with daemon.connect() as client:
         page = client.event.list()

@@ -17,6 +17,7 @@ import trio
 import trio.testing
 from tests.support import disks
 from tests.support.expect import until_async
+from tests.support.patience import patient
 
 from sandkeep.errors import CallerError, DaemonError, SandkeepError
 from sandkeepd.contract.caller import Caller
@@ -300,7 +301,7 @@ def _meddle(monkeypatch: pytest.MonkeyPatch, which: int, script: str) -> None:
 async def test_a_survey_without_end(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     """It is refused where it is too much, and otherwise ended with whoever waits for it; other callers go on."""
     _meddle(monkeypatch, 0, script)
-    with trio.move_on_after(60) as scope:
+    with trio.move_on_after(patient(60)) as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_refused, source, tmp_path / "one")
             await _others_go_on(tmp_path)
@@ -327,7 +328,7 @@ async def test_an_import_that_hangs_ends_with_the_daemon(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _meddle(monkeypatch, 1, "sleep 1000 & exec sleep 1000")  # one of them keeps the pipe open
-    with trio.move_on_after(60) as scope:
+    with trio.move_on_after(patient(60)) as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(take, source, tmp_path / "one")
             await _others_go_on(tmp_path)

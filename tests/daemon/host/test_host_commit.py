@@ -18,14 +18,18 @@ import pytest
 import trio
 from tests.support import disks
 from tests.support.expect import until
+from tests.support.patience import patient
 from tests.support.users import as_user, command_as
 
 from sandkeep.errors import CallerError, DaemonError, ProviderError, SandkeepError, StateError
+from sandkeep.system.descriptors import closing_fd
 from sandkeep.system.trees import remove_tree
 from sandkeepd.contract.caller import Caller
 from sandkeepd.host import spawn
 from sandkeepd.host.host_commit import client, names, rights
 from sandkeepd.host.host_commit.changes import Change, Entry
+from sandkeepd.host.host_commit.journal import Journal
+from sandkeepd.host.host_commit.tree import look, set_permissions
 
 ME = Caller(uid=os.geteuid(), gid=os.getegid())
 ALICE = Caller(uid=40_011, gid=40_011)
@@ -145,12 +149,31 @@ def check(home: Path, branch: Branch, caller: Caller = ME, force: Sequence[bytes
     return statuses(client.check(str(home), caller, branch.changes, force=force))
 
 
-def apply(home: Path, branch: Branch, caller: Caller = ME, **more: object) -> client.Report:
-    return client.apply(str(home), caller, COMMIT, branch.changes, branch.fd, **more)  # type: ignore[arg-type]
+def journal_of(home: Path, commit: str = COMMIT) -> Path:
+    """The journal of a commit, where the target's user cannot reach it."""
+    return home.parent / f"journal-{commit}"
 
 
-def undo(home: Path, caller: Caller = ME, **more: object) -> client.Undone:
-    return client.undo(str(home), caller, COMMIT, **more)  # type: ignore[arg-type]
+@contextlib.contextmanager
+def open_journal(home: Path, commit: str = COMMIT, *, new: bool = False) -> Iterator[int]:
+    fd = os.open(journal_of(home, commit), os.O_RDWR | os.O_CREAT | (os.O_TRUNC if new else 0), 0o600)
+    with closing_fd(fd):
+        yield fd
+
+
+def state_of(home: Path) -> str | None:
+    with open_journal(home) as journal:
+        return Journal(journal).settled_state()
+
+
+def apply(home: Path, branch: Branch, caller: Caller = ME, *, commit: str = COMMIT, **more: object) -> client.Report:
+    with open_journal(home, commit, new=True) as journal:
+        return client.apply(str(home), caller, commit, branch.changes, branch.fd, journal, **more)  # type: ignore[arg-type]
+
+
+def undo(home: Path, caller: Caller = ME, *, commit: str = COMMIT, **more: object) -> client.Undone:
+    with open_journal(home, commit) as journal:
+        return client.undo(str(home), caller, commit, journal, **more)  # type: ignore[arg-type]
 
 
 def refused(home: Path, branch: Branch, caller: Caller = ME, **more: object) -> SandkeepError:
@@ -448,8 +471,8 @@ def test_targets_that_are_none(home: Path, branch: Branch) -> None:
     for target in ("relative", str(home / "missing"), str(home / "file"), str(home / "file" / "x"), "/a\0b"):
         for call in (
             lambda target=target: client.check(target, ME, branch.changes),
-            lambda target=target: client.apply(target, ME, COMMIT, branch.changes, branch.fd),
-            lambda target=target: client.undo(target, ME, COMMIT),
+            lambda target=target: client.apply(target, ME, COMMIT, branch.changes, branch.fd, branch.fd),
+            lambda target=target: client.undo(target, ME, COMMIT, branch.fd),
         ):
             with pytest.raises(CallerError) as caught:
                 call()
@@ -516,7 +539,7 @@ def test_contents_that_are_not_as_requested(home: Path, tmp_path: Path, branch: 
 
 def test_contents_must_be_read_only(home: Path, branch: Branch) -> None:
     with tempfile.TemporaryFile() as file, pytest.raises(ValueError, match="reading"):
-        client.apply(str(home), ME, COMMIT, branch.changes, file.fileno())
+        client.apply(str(home), ME, COMMIT, branch.changes, file.fileno(), file.fileno())
 
 
 # -- rights -----------------------------------------------------------------------------------------------------------
@@ -658,8 +681,9 @@ def test_a_users_daemon_commits_as_him(home: Path) -> None:
     scratch.mkdir()
     for each in (home, scratch):
         give(each, ALICE)
+    os.chown(home.parent, ALICE.uid, ALICE.gid)  # of the journal
     argv = [sys.executable, "-B", "-c", USERS_DAEMON, str(home), str(scratch)]
-    subprocess.run(command_as(ALICE.uid, argv), check=True, cwd=Path(__file__).parents[3], timeout=60)
+    subprocess.run(command_as(ALICE.uid, argv), check=True, cwd=Path(__file__).parents[3], timeout=patient(60))
     assert picture(home) == {
         "a": ("0o100644", b"branch"),
         "d": ("0o40500", None),
@@ -674,9 +698,9 @@ def test_undo_takes_no_orders_from_a_journal_of_somebody_else(home: Path, branch
     branch("a", b"base", b"branch")
     with pytest.raises(ProviderError):
         apply(home, branch, ALICE, failpoints=["kill:move:1"])
-    with pytest.raises(CallerError) as caught:
+    with pytest.raises(StateError) as caught:
         undo(home, ME)
-    assert caught.value.code == "permission_denied"
+    assert caught.value.code == "host_changed"
     undo(home, ALICE)
     assert (home / "a").read_bytes() == b"base"
 
@@ -779,7 +803,7 @@ def test_killed_at_any_step_it_is_all_or_nothing(home: Path, branch: Branch, poi
     late = "complete" in point or "cleanup" in point
     if as_alice:
         with pytest.raises(StateError) as unfinished:
-            client.apply(str(home), caller, "cmt_2", branch.changes, branch.fd)
+            apply(home, branch, caller, commit="cmt_2")
         assert (unfinished.value.code, unfinished.value.data["unfinished"]) == ("conflict", COMMIT)
     for again in (f"kill:rollback:{3 if 'move' in point else 1}", "kill:cleanup:2"):
         with contextlib.suppress(ProviderError):  # where undoing gets so far
@@ -810,11 +834,13 @@ def test_undo_tells_how_a_commit_ended(home: Path, branch: Branch) -> None:
     with pytest.raises(ProviderError):
         apply(home, branch, failpoints=["kill:move:3"])
     assert undo(home).outcome == "undone"
-    report = apply(home, branch, clean_up=False)
-    assert "apply" in report.counts
-    assert (home / STAGING / "complete").exists()
+    assert state_of(home) == "undone"
+    with pytest.raises(ProviderError):
+        apply(home, branch, failpoints=["kill:complete:1"])
+    assert state_of(home) == "complete"
     assert undo(home).outcome == "complete"
     assert undo(home).outcome == "none"
+    assert state_of(home) == "complete"
 
 
 def test_all_or_nothing_on_a_disk(home_on_disk: Path, branch: Branch) -> None:
@@ -997,7 +1023,7 @@ def test_two_commits_do_not_interleave(home: Path, branch: Branch) -> None:
     branch("a", b"base", b"branch")
     with stopped_at(home, branch, "move:1") as outcome:
         for call in (
-            lambda: client.apply(str(home), ME, "cmt_2", branch.changes, branch.fd),
+            lambda: apply(home, branch, commit="cmt_2"),
             lambda: undo(home),
         ):
             with pytest.raises(StateError) as caught:
@@ -1060,9 +1086,9 @@ def test_racing_with_somebody_who_swaps_directories(home: Path, branch: Branch) 
     try:
         for commit in commits:
             with contextlib.suppress(SandkeepError):
-                client.apply(str(home), ME, commit, branch.changes, branch.fd)
+                apply(home, branch, commit=commit)
             with contextlib.suppress(SandkeepError):
-                client.undo(str(home), ME, commit)
+                undo(home, commit=commit)
     finally:
         swapping.kill()
         swapping.wait()
@@ -1070,7 +1096,7 @@ def test_racing_with_somebody_who_swaps_directories(home: Path, branch: Branch) 
         (home / "d").unlink()
         (home / "link").rename(home / "d")
     for commit in commits:
-        assert client.undo(str(home), ME, commit).kept == []
+        assert undo(home, commit=commit).kept == []
     assert picture(outside) == before
     assert set(check(home, branch).values()) in ({"apply"}, {"same"})
 
@@ -1136,9 +1162,15 @@ def test_a_damaged_journal_is_told(home: Path, branch: Branch) -> None:
     branch("a", b"base", b"branch")
     with pytest.raises(ProviderError):
         apply(home, branch, failpoints=["kill:move:1"])
-    journal = home / STAGING / "journal"
+    journal = journal_of(home)
     good = journal.read_bytes()
-    for content in (b"", b"[]", b"{}", good[:-20], good.replace(b'"path": "a"', b'"path": "../a"')):
+    head = good[: good.index(b"}\n") + 2]
+    forged = good.partition(b"[")[2].replace(b'"path": "a"', b'"path": "../a"')
+    digest = hashlib.sha256(b"[" + forged).hexdigest().encode()
+    for content in (
+        b"x", b"applying\n[]", head, good[:-20], good.replace(b'"slot": 1', b'"slot": 2'),
+        good.replace(b'"version": 2', b'"version": 1'), b"%s%s\n[%s" % (head, digest, forged),
+    ):  # fmt: skip
         journal.write_bytes(content)
         with pytest.raises(DaemonError) as caught:
             undo(home)
@@ -1222,3 +1254,242 @@ def test_more_paths_than_are_named(home: Path, branch: Branch) -> None:
 
 def test_errno_of_a_file_system_without_exchange() -> None:
     assert client._system_error(errno.EINVAL, "/x", {}).data["field"] == "target"
+
+
+# -- recovery state ---------------------------------------------------------------------------------------------------
+
+
+def cut_off(home: Path, branch: Branch, point: str = "moved:1") -> None:
+    with pytest.raises(ProviderError):
+        apply(home, branch, failpoints=[f"kill:{point}"])
+
+
+def left_alone(home: Path) -> StateError:
+    """The error of an undo that must change nothing."""
+    before = picture(home.parent)
+    with pytest.raises(StateError) as caught:
+        undo(home)
+    assert caught.value.code == "host_changed"
+    assert picture(home.parent) == before
+    return caught.value
+
+
+def test_no_journal_is_read_in_the_target(home: Path, branch: Branch) -> None:
+    write(home / "a", b"base")
+    branch("a", b"base", b"branch")
+    cut_off(home, branch)
+    for name in ("journal", "complete", "undone"):
+        write(home / STAGING / name, journal_of(home).read_bytes())
+    journal_of(home).unlink()
+    assert undo(home).outcome == "none"
+    assert (home / "a").read_bytes() == b"branch"
+    with pytest.raises(StateError) as caught:
+        apply(home, branch, commit="cmt_2")
+    assert caught.value.code == "conflict"
+    assert f"{home}/{STAGING}" in caught.value.message
+
+
+@pytest.mark.parametrize("name", [b"x", b".sandkeep-commit-", b".sandkeep-commit-\x9b\n\xff", b".sandkeep-commit-../x"])
+def test_a_staging_directory_of_nobody_is_named(home: Path, branch: Branch, name: bytes) -> None:
+    branch("a", None, b"branch")
+    path = os.fsencode(home) + b"/" + name.replace(b"/", b"|")
+    os.mkdir(path)
+    if name == b"x":
+        apply(home, branch)
+        return
+    error = refused(home, branch)
+    assert error.code == "conflict"
+    assert error.message.isprintable()
+    assert ".sandkeep-commit-" in error.message
+
+
+def test_a_staging_directory_by_another_name_is_not_undone(home: Path, branch: Branch) -> None:
+    various(home, branch)
+    before = picture(home)
+    cut_off(home, branch)
+    os.rename(home / STAGING, home / f"{STAGING}2")
+    assert STAGING in left_alone(home).message
+    assert state_of(home) == "applying"
+    os.rename(home / f"{STAGING}2", home / STAGING)
+    assert undo(home).kept == []
+    assert picture(home) == before
+
+
+@pytest.mark.parametrize("point", ["staged:1", "moved:1", "complete:1"])
+def test_a_directory_in_the_place_of_the_staging_directory_is_left_alone(
+    home: Path, branch: Branch, point: str
+) -> None:
+    write(home / "a", b"base")
+    branch("a", b"base", b"branch")
+    cut_off(home, branch, point)
+    os.rename(home / STAGING, home / "aside")
+    (home / STAGING / "slots").mkdir(parents=True, mode=0o700)
+    (home / STAGING).chmod(0o700)
+    write(home / STAGING / "slots" / "1", b"evil")
+    left_alone(home)
+
+
+def test_a_backup_that_was_replaced_is_not_put_back(home: Path, branch: Branch) -> None:
+    for name in ("edited", "removed"):
+        write(home / name, b"base")
+        branch(name, b"base", b"branch" if name == "edited" else None)
+    cut_off(home, branch)
+    for slot in (home / STAGING / "slots").iterdir():
+        os.replace(write(home / "evil", b"evil"), slot)
+    kept = {os.fsdecode(each.path): each.why for each in undo(home).kept}
+    assert kept == {"edited": "backup_missing", "removed": "backup_missing"}
+    assert (home / "edited").read_bytes() == b"branch"
+    assert not (home / "removed").exists()
+
+
+@pytest.mark.parametrize("kind", ["directory", "link"])
+def test_another_directory_by_the_path_of_the_target_is_left_alone(home: Path, branch: Branch, kind: str) -> None:
+    various(home, branch)
+    before = picture(home)
+    cut_off(home, branch)
+    aside = home.with_name("aside")
+    os.rename(home, aside)
+    victim = home if kind == "directory" else home.with_name("victim")
+    (victim / STAGING / "slots").mkdir(parents=True, mode=0o700)
+    write(victim / "chmod", b"base of chmod", 0o700)
+    if kind == "link":
+        home.symlink_to(victim)
+    assert COMMIT in left_alone(home).message
+    if kind == "link":
+        home.unlink()
+    else:
+        remove_tree(str(home))
+    os.rename(aside, home)
+    assert undo(home).kept == []
+    assert picture(home) == before
+
+
+@pytest.mark.needs("root")
+def test_nobody_else_links_into_a_staging_directory(home: Path, branch: Branch) -> None:
+    write(home / "a", b"base")
+    branch("a", b"base", b"branch")
+    cut_off(home, branch)
+    give(home / "a", ALICE)
+    home.chmod(0o777)
+
+    def work() -> str:
+        for call in (lambda: os.link(home / "a", home / STAGING / "slots" / "9"), lambda: os.listdir(home / STAGING)):
+            with pytest.raises(PermissionError):
+                call()
+        return ""
+
+    as_user(ALICE.uid, work)
+
+
+def test_a_used_journal_is_not_used_again(home: Path, branch: Branch) -> None:
+    branch("a", None, b"branch")
+    apply(home, branch)
+    content = journal_of(home).read_bytes()
+    (home / "a").unlink()
+    with open_journal(home) as journal, pytest.raises(DaemonError):
+        client.apply(str(home), ME, COMMIT, branch.changes, branch.fd, journal)
+    assert picture(home) == {}
+    assert journal_of(home).read_bytes() == content
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("files", [1, 100])
+def test_a_journal_on_a_full_disk_changes_nothing(home: Path, branch: Branch, files: int) -> None:
+    """With a file there is no room for its beginning, with a hundred for its steps."""
+    for number in range(files):
+        write(home / f"f{number}", b"base")
+        branch(f"f{number}", b"base", b"branch")
+    before = picture(home)
+    disk = home.with_name("disk")
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(disk)], check=True)
+    try:
+        if files == 1:
+            write(disk / "full", b"x" * 4096)
+        with closing_fd(os.open(disk / "journal", os.O_RDWR | os.O_CREAT)) as journal:
+            with pytest.raises(DaemonError) as caught:
+                client.apply(str(home), ME, COMMIT, branch.changes, branch.fd, journal)
+            assert caught.value.code == "storage_unavailable"
+            assert "state directory" in caught.value.message
+            assert client.undo(str(home), ME, COMMIT, journal).outcome == "none"
+    finally:
+        disks.umount(str(disk))
+    assert picture(home) == before
+
+
+# -- bits that give rights --------------------------------------------------------------------------------------------
+
+
+SPECIAL = 0o4755
+
+
+@pytest.mark.parametrize("point", ["", "journal:1", "move:1", "moved:1"])
+def test_a_set_uid_file_loses_that_with_a_change_of_its_mode(home: Path, branch: Branch, point: str) -> None:
+    """And it is as it was, the same file, if the commit is taken back."""
+    write(home / "tool", b"base", SPECIAL)
+    inode = (home / "tool").stat().st_ino
+    branch("tool", b"base", b"base", old_mode=0o755, new_mode=0o777)
+    assert check(home, branch) == {"tool": "apply"}
+    if not point:
+        apply(home, branch)
+        assert stat.S_IMODE((home / "tool").stat().st_mode) == 0o777
+        return
+    cut_off(home, branch, point)
+    assert undo(home).kept == []
+    info = (home / "tool").stat()
+    assert (stat.S_IMODE(info.st_mode), info.st_ino) == (SPECIAL, inode)
+
+
+def test_a_change_of_a_mode_touches_no_other_name_of_the_file(home: Path, branch: Branch) -> None:
+    outside = write(home.parent / "outside", b"base")
+    os.link(outside, home / "linked")
+    branch("linked", b"base", b"base", old_mode=0o644, new_mode=0o777)
+    apply(home, branch)
+    assert stat.S_IMODE((home / "linked").stat().st_mode) == 0o777
+    assert stat.S_IMODE(outside.stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize("point", ["", "moved:1"])
+def test_a_directory_keeps_the_bits_that_it_has(home: Path, branch: Branch, point: str) -> None:
+    for name, mode in (("shared", 0o2755), ("sticky", 0o1755)):
+        (home / name).mkdir()
+        (home / name).chmod(mode)
+        branch(name, "dir", "dir", old_mode=0o755, new_mode=0o6775)
+    if point:
+        cut_off(home, branch, point)
+        undo(home)
+    else:
+        apply(home, branch)
+    permissions = 0o755 if point else 0o775
+    assert stat.S_IMODE((home / "shared").stat().st_mode) == 0o2000 | permissions
+    assert stat.S_IMODE((home / "sticky").stat().st_mode) == 0o1000 | permissions
+
+
+@pytest.mark.parametrize("mode", [0o4755, 0o2755, 0o1755, 0o700])
+def test_undo_changes_no_mode_that_the_host_has_set_since(home: Path, branch: Branch, mode: int) -> None:
+    write(home / "tool", b"base", 0o644)
+    branch("tool", b"base", b"base", old_mode=0o644, new_mode=0o755)
+    cut_off(home, branch)
+    (home / "tool").chmod(mode)
+    undo(home)
+    assert stat.S_IMODE((home / "tool").stat().st_mode) == mode
+
+
+def test_undo_opens_no_file_that_the_host_has_written_since(home: Path, branch: Branch) -> None:
+    write(home / "key", b"base", 0o644)
+    branch("key", b"base", b"base", old_mode=0o644, new_mode=0o600)
+    cut_off(home, branch)
+    (home / "key").write_bytes(b"secret")
+    assert [(each.path, each.why) for each in undo(home).kept] == [(b"key", "content")]
+    assert stat.S_IMODE((home / "key").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("planned", [0o4755, 0o2755, 0o6777])
+def test_no_step_sets_a_bit_that_gives_rights(home: Path, planned: int) -> None:
+    """Not even one that a journal would have."""
+    path = write(home / "tool", b"base", 0o644)
+    with closing_fd(os.open(home, os.O_RDONLY)) as directory:
+        seen = look(directory, b"tool")
+        assert seen is not None
+        assert set_permissions(directory, b"tool", seen, planned)
+    assert stat.S_IMODE(path.stat().st_mode) == planned & 0o777

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.patience import patient
 
 pytestmark = pytest.mark.needs("root")
 
@@ -54,8 +55,8 @@ def test_later_mounts_of_the_host_are_seen(tmp_path: Path, propagation: str) -> 
     enter = ["unshare", "--mount", "--propagation", "private", "sh", "-c", 'mount --make-rshared /; exec "$@"', "sh"]
     if propagation != "shared":
         enter = ["unshare", "--mount", "--propagation", propagation]
-    subprocess.run([*enter, sys.executable, "-c", LATER, *map(str, places)], check=True, timeout=60)
+    subprocess.run([*enter, sys.executable, "-c", LATER, *map(str, places)], check=True, timeout=patient(60))
 
 
 def test_it_does_without_where_the_root_is_no_mount(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", ELSEWHERE, str(tmp_path)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", ELSEWHERE, str(tmp_path)], check=True, timeout=patient(60))

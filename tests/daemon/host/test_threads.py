@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import trio
+from tests.support.patience import patient
 
 from sandkeepd.host import threads
 from sandkeepd.host.threads import AbandonedError, Meter, run_in_thread
 from sandkeepd.providers.common import packing
 from sandkeepd.providers.docker.build import PullLog
 
-DEADLINE_S = 60.0
+DEADLINE_S = patient(60.0)
 
 
 @pytest.mark.parametrize(

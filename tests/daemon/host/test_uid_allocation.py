@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.support import disks
+from tests.support.patience import patient
 
 from sandkeep.errors import ProviderError, SandkeepError, SetupError
 from sandkeepd.host.uids import allocation, processes, registry
@@ -190,7 +191,7 @@ def test_nothing_is_ended_but_what_is_claimed(machine: Machine, begin: Begin) ->
     assert child.poll() is None
     assert machine.states() == {"claimed": 1}
     theirs.release("box", uid)
-    assert child.wait(60) == -9
+    assert child.wait(patient(60)) == -9
     assert machine.states() == {"resting": 1}
     child = begin(uid)
     theirs.release("box", uid)  # it rests: whatever has it now is not the sandbox's
@@ -232,7 +233,7 @@ def test_a_registry_that_is_removed_is_made_anew(machine: Machine, begin: Begin,
     assert again.reclaim("theirs", theirs)
     shutil.rmtree(machine.path)
     again.release("theirs", theirs)
-    assert running.wait(60) == -9
+    assert running.wait(patient(60)) == -9
     assert machine.states() == {"resting": 1}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import trio
 from tests.support.expect import refused, refused_async, until_async
+from tests.support.patience import patient
 
 from sandkeep.errors import CallerError, DataError, SandkeepError, StateError
 from sandkeep.model import ExecResult, Session, SessionSpec
@@ -105,7 +106,7 @@ async def served(tmp_path: Path, limits: Limits | None = None, max_bytes: int = 
         found.gateway = Gateway(core, found, keys, None, ROWS)  # type: ignore[arg-type]
         server = HttpServer(found.gateway.app, limits, found.holdings)
         await tasks.start(server.serve, listener)
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             yield found
         found.go_on.set()
         tasks.cancel_scope.cancel()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.support.gateway import SESSIONS, Gateway
+from tests.support.patience import patient
 
 from sandkeep.protocol.methods import METHODS
 from sandkeepd.http.routes import ROWS
@@ -64,7 +65,7 @@ def test_schemathesis_finds_nothing(gateway: Gateway, tmp_path: Path, examples: 
         *("--phases", "coverage,fuzzing", "--request-timeout", "60", "--suppress-health-check", "all", "--no-shrink"),
     ]
     environ = {**os.environ, "NO_COLOR": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=3600)
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=patient(3600))
     assert done.returncode == 0, done.stdout + done.stderr
     counted = re.search(r"(\d+) generated", done.stdout)
     assert counted is not None, done.stdout

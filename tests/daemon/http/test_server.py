@@ -12,6 +12,7 @@ import trio
 import trio.testing
 from tests.support.expect import until
 from tests.support.gateway import SESSIONS, Gateway, gateway_in, plain
+from tests.support.patience import patient
 
 from sandkeepd.core.peer import Peer
 from sandkeepd.http import exchange
@@ -63,6 +64,26 @@ def test_an_answer_before_the_end_of_a_long_request_arrives(
     assert gateway.ask("GET", SESSIONS).status == 200
 
 
+DOUBTFUL = [
+    b"Content-Length: 0, 0", b"Content-Length: 5, 5", b"Content-Length: 5\r\nContent-Length: 5", b"Content-Length: +5",
+    b"Content-Length: -0", b"Content-Length: 0x5", b"Content-Length: 5 5", b"Content-Length: 5_0", b"Content-Length:",
+    b"Content-Length: \x0b5", b"Content-Length: 5;", b"Content-Length: 99999999999999999999", b"Content-Length\t: 5",
+    b"Transfer-Encoding: chunked\r\nContent-Length: 5", b"Content-Length: 5\r\nTransfer-Encoding: chunked",
+    b"Content-Length: 5\r\nTransfer-Encoding : chunked", b"Transfer-Encoding : chunked", b" Transfer-Encoding: chunked",
+    b"X: a\r\n b", b"X: a\r\n\tb", b"X: a\nY: b", b"X: a\rY: b", b"X: a\x00b", b"X: a\x01b", b"X\x00: a", b"X : a",
+    b"X: a\n\r\nGET / HTTP/1.1", b"X", b": a",
+]  # fmt: skip
+"""Lines of a head that two programs may read in two ways."""
+
+CHUNKS = [
+    b"5 \r\nxxxxx\r\n0\r\n\r\n", b"+5\r\nxxxxx\r\n0\r\n\r\n", b"0x5\r\nxxxxx\r\n0\r\n\r\n",
+    b"5;a\nb\r\nxxxxx\r\n0\r\n\r\n", b"5;a\rb\r\nxxxxx\r\n0\r\n\r\n", b"5;a\x00\r\nxxxxx\r\n0\r\n\r\n",
+    b"5\nxxxxx\n0\n\n\r\n", b"5\r\nxxxxx\n\n0\r\n\r\n", b"fffffffffffffffff\r\nxxxxx", b"\r\n", b";a\r\n",
+    b"0\r\nX: a\n\r\n\r\n", b"0\r\nX: a\r\n b\r\n\r\n",
+]  # fmt: skip
+"""Bodies of chunks that two programs may read in two ways."""
+
+
 @pytest.mark.parametrize(
     ("data", "status"),
     [
@@ -76,11 +97,30 @@ def test_an_answer_before_the_end_of_a_long_request_arrives(
         (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length : 1\r\n\r\nx", b"400"),
         (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nxx", b"400"),
         (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", b"501"),
+        *[(b"POST / HTTP/1.1\r\nHost: x\r\n%b\r\n\r\nxxxxx" % line, b"400") for line in DOUBTFUL],
+        (b"GET / HTTP/1.1\nHost: x\n\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: x\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\nHost: x\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\n Host: x\r\n\r\n", b"400"),
+        (b"GET /\x00 HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9), b"404"),
     ],
 )
 def test_nonsense_is_refused(gateway: Gateway, data: bytes, status: bytes) -> None:
     assert talk(gateway.path, data).split()[1] == status
+
+
+@pytest.mark.parametrize(("size", "status"), [(16 * 1024, b"200"), (16 * 1024 + 1, b"431"), (60_000, b"431")])
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_a_head_has_16_kib_at_most(gateway: Gateway, size: int, status: bytes, pieces: int) -> None:
+    """Also if it arrives as a whole."""
+    head = f"GET {SESSIONS} HTTP/1.1\r\nHost: x\r\nX-Api-Key: {gateway.key}\r\nConnection: close\r\nX: ".encode()
+    data = head + b"a" * (size - len(head) - 4) + b"\r\n\r\n"
+    with plain(gateway.path) as sock:
+        with contextlib.suppress(OSError):
+            for piece in range(pieces):
+                sock.sendall(data[size * piece // pieces : size * (piece + 1) // pieces])
+        assert sock.recv(65536).split()[1] == status
 
 
 @pytest.mark.parametrize(
@@ -99,6 +139,13 @@ def test_no_request_is_smuggled_behind_another(gateway: Gateway, head: str, body
     answer = talk(gateway.path, (first + second).encode())
     assert answer.split()[1] == b"400"
     assert answer.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize("body", CHUNKS)
+def test_chunks_that_can_be_read_in_two_ways_are_refused(gateway: Gateway, body: bytes) -> None:
+    head = f"POST {SESSIONS} HTTP/1.1\r\nHost: x\r\nX-Api-Key: {gateway.key}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    answer = talk(gateway.path, head.encode() + body)
+    assert (answer.split()[1], answer.count(b"HTTP/1.1")) == (b"400", 1)
 
 
 def test_an_old_request_with_chunks_is_refused(gateway: Gateway) -> None:
@@ -226,7 +273,7 @@ async def test_a_slow_head_is_not_waited_for(tmp_path: Path, data: bytes) -> Non
         nursery.start_soon(_serve, stop, HttpServer(app, Limits(idle_s=0.05)), listener)
         async with await trio.open_unix_socket(f"{tmp_path}/sock") as stream:
             await stream.send_all(data)
-            with trio.fail_after(30):
+            with trio.fail_after(patient(30)):
                 assert await stream.receive_some(100) == b""
         stop.cancel()
 
@@ -246,7 +293,7 @@ async def test_a_slow_body_is_not_waited_for(tmp_path: Path, monkeypatch: pytest
         nursery.start_soon(_serve, stop, HttpServer(app), listener)
         async with await trio.open_unix_socket(f"{tmp_path}/sock") as stream:
             await stream.send_all(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
-            with trio.fail_after(30):
+            with trio.fail_after(patient(30)):
                 assert (await stream.receive_some(100)).split()[1] == b"408"
         stop.cancel()
 
@@ -269,7 +316,7 @@ async def test_a_client_that_does_not_read_is_dropped(tmp_path: Path) -> None:
         nursery.start_soon(_serve, stop, HttpServer(app, Limits(stalled_s=0.05)), listener)
         async with await trio.open_unix_socket(f"{tmp_path}/sock") as stream:
             await stream.send_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-            with trio.fail_after(30):
+            with trio.fail_after(patient(30)):
                 await ended.wait()
         stop.cancel()
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.support.expect import until
 from tests.support.gateway import SESSIONS, Answer, Gateway, gateway_in, plain
+from tests.support.patience import patient
 
 pytestmark = pytest.mark.needs("bwrap", "root")
 
@@ -20,7 +21,7 @@ HERE = Path(__file__).parent
 @pytest.mark.needs("curl")
 def test_the_life_of_a_session_by_curl(gateway: Gateway, tmp_path: Path) -> None:
     command = ["sh", HERE / "life.sh", gateway.path, gateway.key, gateway.image_id, tmp_path]
-    done = subprocess.run(command, capture_output=True, timeout=120, text=True)
+    done = subprocess.run(command, capture_output=True, timeout=patient(120), text=True)
     assert (done.returncode, done.stdout) == (0, "lived\n"), done.stderr
 
 

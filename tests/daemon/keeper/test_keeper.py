@@ -16,6 +16,7 @@ import pytest
 import trio
 from tests.support import fake_provider as fake
 from tests.support.expect import until
+from tests.support.patience import patient
 
 from sandkeep.errors import CallerError, StateError
 from sandkeep.model import SandboxSpec
@@ -265,7 +266,7 @@ async def test_one_file_watched_by_several(tmp_path: Path) -> None:
                         pass
                     watch = watcher.add(file.fileno(), first.set)
                     file.write(b"x")
-                    with trio.fail_after(60):
+                    with trio.fail_after(patient(60)):
                         await first.wait()
                         await second.wait()
                     watcher.remove(watch, first.set)
@@ -529,11 +530,11 @@ def test_a_terminal_whose_script_goes_without_a_word(bare: Bare) -> None:
 def test_it_ends_when_nobody_can_ask_it_any_more(tmp_path: Path) -> None:
     keeper = Bare(tmp_path)
     command = program.keeper_argv(str(keeper.inside), str(keeper.out))
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=patient(60), check=False)
     assert (done.returncode, done.stdout) == (0, b"ready\n")
     keeper.close()
     absent = str(tmp_path / "absent")
-    refused = subprocess.run([command[0], absent, absent], capture_output=True, timeout=60, check=False)
+    refused = subprocess.run([command[0], absent, absent], capture_output=True, timeout=patient(60), check=False)
     assert (refused.returncode, refused.stderr) == (125, b"its answers cannot be opened\n")
 
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.patience import patient
 
 from sandkeepd.keeper import program as keeper
 
@@ -39,7 +40,7 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def run(program: str, *words: str, env: dict[str, str] | None = None) -> tuple[int, str, str]:
-    done = subprocess.run([program, *words], capture_output=True, text=True, env=env, check=False, timeout=60)
+    done = subprocess.run([program, *words], capture_output=True, text=True, env=env, check=False, timeout=patient(60))
     return done.returncode, done.stdout, done.stderr
 
 
@@ -50,7 +51,9 @@ def ignoring(program: str, *words: str) -> str:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
-    done = subprocess.run([program, *words], capture_output=True, text=True, check=True, preexec_fn=ignore, timeout=60)
+    done = subprocess.run(
+        [program, *words], capture_output=True, text=True, check=True, preexec_fn=ignore, timeout=patient(60)
+    )
     return done.stdout
 
 

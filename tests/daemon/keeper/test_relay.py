@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 from tests.support.expect import until, until_async
+from tests.support.patience import patient
 from tests.support.relayed import Pod, connected, keep_connecting
 
 from sandkeepd.contract.processes import Launch, Terminal
@@ -337,9 +338,13 @@ async def test_thousands_of_journals_that_nobody_asked_for(pod: Pod, watcher: Wa
 
 
 def test_one_keeper_for_a_directory(pod: Pod) -> None:
-    behind = subprocess.run([pod.program, "-d", str(pod.directory)], check=False, capture_output=True, timeout=60)
+    behind = subprocess.run(
+        [pod.program, "-d", str(pod.directory)], check=False, capture_output=True, timeout=patient(60)
+    )
     assert (behind.returncode, behind.stdout, behind.stderr) == (0, b"", b"")
-    before = subprocess.run([pod.program, "-p", str(pod.directory)], check=False, capture_output=True, timeout=60)
+    before = subprocess.run(
+        [pod.program, "-p", str(pod.directory)], check=False, capture_output=True, timeout=patient(60)
+    )
     assert before.returncode == 125
     assert b"another keeper serves it" in before.stderr
 
@@ -347,7 +352,7 @@ def test_one_keeper_for_a_directory(pod: Pod) -> None:
 def test_a_start_in_the_background_that_fails(tmp_path: Path) -> None:
     (tmp_path / "pod/out/exits").mkdir(parents=True)
     argv = [program.on_host(str(tmp_path)), "-d", str(tmp_path / "pod")]
-    done = subprocess.run(argv, check=False, capture_output=True, timeout=60)
+    done = subprocess.run(argv, check=False, capture_output=True, timeout=patient(60))
     assert (done.returncode, done.stdout, done.stderr) == (125, b"", b"its answers cannot be opened\n")
 
 
@@ -357,7 +362,7 @@ async def test_in_the_background(tmp_path: Path, watcher: Watcher) -> None:
     made.close()
     argv = [made.program, "-d", str(made.directory)]
     starts = [subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in range(4)]
-    assert [start.communicate(timeout=60)[0] for start in starts] == [b""] * 4
+    assert [start.communicate(timeout=patient(60))[0] for start in starts] == [b""] * 4
     assert [start.returncode for start in starts] == [0] * 4
     relay, instance = made.relay(), made.instance(watcher)
     async with connected(made, relay):
@@ -397,11 +402,11 @@ def test_another_user_than_root(tmp_path: Path) -> None:
         shutil.copy(program.on_host(str(tmp_path)), place / "keeper")
         as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
         argv = [*as_nobody, str(place / "keeper"), "-d", str(place / "io")]
-        subprocess.run(argv, check=True, timeout=60)
+        subprocess.run(argv, check=True, timeout=patient(60))
         keeper = _keepers(place / "io")
         assert len(keeper) == 1
         argv = [*as_nobody, str(place / "keeper"), "-r", str(place / "io")]
-        said = subprocess.run(argv, input=b"begin 100\n", check=True, capture_output=True, timeout=60).stdout
+        said = subprocess.run(argv, input=b"begin 100\n", check=True, capture_output=True, timeout=patient(60)).stdout
         assert said.startswith(b"hello 1 0\nready\n")
         assert os.access(place / "io/in/.keeper", os.X_OK)
         os.kill(int(keeper[0]), signal.SIGKILL)
@@ -410,7 +415,7 @@ def test_another_user_than_root(tmp_path: Path) -> None:
 
 
 def test_there_is_no_keeper(tmp_path: Path, pod: Pod) -> None:
-    done = subprocess.run([pod.program, "-r", str(tmp_path)], check=False, capture_output=True, timeout=60)
+    done = subprocess.run([pod.program, "-r", str(tmp_path)], check=False, capture_output=True, timeout=patient(60))
     assert (done.returncode, done.stdout) == (126, b"")
     assert b"no keeper serves" in done.stderr
 
@@ -442,6 +447,6 @@ def test_a_request_that_comes_twice(pod: Pod, tmp_path: Path) -> None:
 )
 def test_what_no_daemon_says(line: bytes, pod: Pod) -> None:
     argv = [pod.program, "-r", str(pod.directory)]
-    done = subprocess.run(argv, input=line + b"\n" * 300, check=False, capture_output=True, timeout=60)
+    done = subprocess.run(argv, input=line + b"\n" * 300, check=False, capture_output=True, timeout=patient(60))
     assert done.returncode == 125
     assert (pod.directory / "in/.control").exists()

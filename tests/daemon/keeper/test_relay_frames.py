@@ -11,6 +11,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.expect import until_async
+from tests.support.patience import patient
 
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.system.descriptors import closing_fd
@@ -219,12 +220,21 @@ async def test_requests_that_are_never_confirmed(tmp_path: Path, monkeypatch: py
     async with hostile(tmp_path) as (made, pod):
         await pod.send_all(HELLO)
         fifo = os.open(tmp_path / "mirror/in/.control", os.O_RDWR | os.O_NONBLOCK)
-        wrote, waits = 0, False
-        while not waits:
-            with trio.move_on_after(0.5) as scope:
-                await trio.lowlevel.wait_writable(fifo)
-                wrote += os.write(fifo, b"x" * 4000 + b"\n")
-            waits = scope.cancelled_caught
+        wrote = 0
+
+        def is_full() -> bool:
+            nonlocal wrote
+            with suppress(BlockingIOError):
+                while wrote < 400_000:
+                    wrote += os.write(fifo, b"x" * 4000 + b"\n")
+            return made._unconfirmed_bytes > 100_000
+
+        await until_async(is_full)
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        assert is_full()
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        with pytest.raises(BlockingIOError):
+            os.write(fifo, b"x" * 4000 + b"\n")
         os.close(fifo)
         assert wrote < 400_000
         assert made._unconfirmed_bytes <= 100_000 + 65_536
@@ -247,7 +257,7 @@ async def test_a_pod_that_reads_nothing_is_taken_for_gone(tmp_path: Path, monkey
     (tmp_path / "mirror").mkdir()
     made = Relay(HostileRoot(str(tmp_path / "mirror")).tree(), most_bytes=16 << 20)
     stalled = Stalled()
-    with trio.fail_after(60):
+    with trio.fail_after(patient(60)):
         await made.run(stalled)
         assert stalled.sent.is_set()
     made.close()
@@ -259,7 +269,7 @@ async def test_trimming_waits_for_no_pod_that_reads_nothing(tmp_path: Path) -> N
     stalled = Stalled()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(made.run, stalled)
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             await stalled.sent.wait()
             assert made._connection is not None
             made._connection.ready.set()
@@ -316,7 +326,7 @@ async def hostile(
         nursery.start_soon(serve, ended.set)
         yield made, far
         if fails:
-            with trio.fail_after(60):
+            with trio.fail_after(patient(60)):
                 await ended.wait()
         nursery.cancel_scope.cancel()
     made.close()

@@ -10,12 +10,13 @@ import pytest
 import trio
 from tests.conftest import RunningDaemon, daemon_in
 from tests.support import ceilings
+from tests.support.patience import patient
 from tests.support.users import NOBODY, as_user, command_as
 
 from sandkeepd.keeper import watcher as module
 from sandkeepd.keeper.watcher import SHORTAGE, Watcher
 
-PATIENCE_S = 60.0
+PATIENCE_S = patient(60.0)
 
 
 def confined(work: Callable[[Watcher], Awaitable[None]], **most: int) -> None:

@@ -22,6 +22,7 @@ from tests.support.expect import refused_async, until_async
 from tests.support.inside import Inside, inside
 from tests.support.locking import LosesAnswers, TestClock
 from tests.support.memory_locks import MemoryStore
+from tests.support.patience import patient
 
 from sandkeep import events
 from sandkeep.errors import ProviderError, SandkeepError
@@ -252,7 +253,7 @@ async def test_who_goes_in_the_moment_in_which_he_gets_it_gives_it_back(world: W
         def slow(path: str, content: bytes, over: str | None) -> Any:
             answer = write(path, content, over)
             written.set()
-            go_on.wait(30)
+            go_on.wait(patient(30))
             return answer
 
         world.store.write = slow  # type: ignore[method-assign]
@@ -732,7 +733,7 @@ async def test_what_is_given_back_while_it_is_adopted_is_not_held_afterwards(wor
         answer = write(path, content, over)
         if not written.is_set():
             written.set()
-            go_on.wait(30)
+            go_on.wait(patient(30))
         return answer
 
     world.store.write = slow_once  # type: ignore[method-assign]

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 
 pytestmark = pytest.mark.needs("bwrap")
 
@@ -34,7 +35,7 @@ def test_the_process_gets_int_and_then_kill(client: Any, box: str) -> None:
     [running] = until(lambda: client.process.list(sandbox_id=box).processes)
     until(lambda: client.process.read(box, running.process_id).stdout == b"up\n")
     assert client.process.cancel("cmd_stubborn").process_id == running.process_id
-    thread.join(120)
+    thread.join(patient(120))
     [result] = answers
     assert (result.stdout, result.exit_code) == (b"up\nint\n", 137)
     signals = [

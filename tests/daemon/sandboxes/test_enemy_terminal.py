@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.support.boxes import Box
 from tests.support.expect import until
+from tests.support.patience import patient
 from tests.support.users import NOBODY, as_user
 
 from sandkeep.ids import new_id
@@ -83,7 +84,7 @@ def test_a_terminal_that_would_stay_is_no_process(shared_daemon: Any, box: str, 
     """However its tmux was told to go on, a process has ended when its command has."""
     with shared_daemon.connect() as client:
         name = client.process.launch(box, f"echo up; {trick}; exit 9", name=new_id("t"), tty=True).name
-        assert client.process.wait(box, name, timeout_s=60).exit_code == code
+        assert client.process.wait(box, name, timeout_s=patient(60)).exit_code == code
         assert client.process.read(box, name).stdout.startswith(b"up\r\n")
 
         def left() -> bytes:

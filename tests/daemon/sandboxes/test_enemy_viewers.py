@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import pytest
 import trio
 from tests.conftest import RunningDaemon, daemon_in
+from tests.support.patience import patient
 
 from sandkeep.stream import StreamClient
 
 pytestmark = pytest.mark.needs("tmux", "root")
 
-LATE_S = 60.0
+LATE_S = patient(60.0)
 
 EVIL = (
     r"\033]52;c;RVZJTA==\a\033]0;EVIL title\a\033]2;EVIL title\033\\\033]1337;EVIL\a\033]8;;http://EVIL\a"

@@ -9,6 +9,7 @@ import pytest
 import trio
 from tests.support.expect import refused_async, until_async
 from tests.support.inside import Inside, inside
+from tests.support.patience import patient
 
 from sandkeep import events, model
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
@@ -105,7 +106,7 @@ async def test_an_end_that_fails_is_tried_until_it_works(
         await trio.testing.wait_all_tasks_blocked(0.05)
         assert not ended.is_set()
         daemon.fake.faults.terminate_error = None
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             await ended.wait()
 
 
@@ -162,7 +163,7 @@ async def test_an_outcome_that_the_disk_refuses_is_recorded_later(
         await refused_async("storage_unavailable", daemon.call("sandbox.create", image_id=image_id, name="box"))
         head = daemon.core.log.head
         monkeypatch.setattr(daemon.core.log, "append", append)
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             await daemon.core.log.wait(head)
         assert (await daemon.call("sandbox.get", sandbox_id="box")).status == "running"
         await daemon.call("sandbox.terminate", sandbox_id="box")
@@ -204,7 +205,7 @@ async def test_journals_that_the_disk_does_not_take_keep_no_end_from_being_known
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
         monkeypatch.setattr(os, "fsync", fails)
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             done = await daemon.call("sandbox.exec", sandbox_id="box", command=["sh", "-c", "exit 3"], durable=True)
         monkeypatch.undo()
         assert done.exit_code == 3
@@ -310,7 +311,7 @@ async def test_a_launch_that_never_reached_the_sandbox_failed(state_dir: str, so
         await recorded(daemon, NewEvent("prc_lost", launch, daemon.id_of()))
     async with inside(state_dir) as daemon:
         await daemon.reconciler.run()
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             await daemon.core.settled("prc_lost", lambda: daemon.core.state.processes["prc_lost"].ended)
         view = await daemon.call("process.get", sandbox_id="box", name="lost")
         assert (view.status, view.exit_code) == ("failed", None)
@@ -335,7 +336,7 @@ async def test_an_exit_code_survives_many_restarts(state_dir: str, source: str) 
     await until_async(lambda: " 3\n" in exits.read_text())
     async with inside(state_dir) as daemon:
         await daemon.reconciler.run()
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             assert (await daemon.call("process.wait", sandbox_id="box", name="web")).exit_code == 3
         await daemon.call("sandbox.terminate", sandbox_id="box")
 
@@ -395,7 +396,7 @@ async def test_what_cannot_be_undone_at_once_is_undone_later(
         await daemon.core.settled(daemon.id_of("ended"), lambda: daemon.box("ended").status == "stopping")
         assert (await daemon.call("sandbox.get", sandbox_id="later")).status == "creating"
         daemon.fake.faults.terminate_error = None
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             await daemon.core.settled(daemon.id_of("later"), lambda: daemon.box("later").status == "failed")
             await daemon.core.settled(daemon.id_of("ended"), lambda: daemon.box("ended").status == "stopped")
         assert "sandbox.create_failed" not in await daemon.types("ended")
@@ -421,7 +422,7 @@ async def test_a_process_whose_sandbox_does_not_answer_at_first_is_followed_late
     async with inside(state_dir) as daemon:
         await daemon.reconciler.run()
         await until_async(lambda: len(asked_for) >= 3)
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             await daemon.call("process.write_stdin", sandbox_id="box", name="web", data=b"go\n")
             assert (await daemon.call("process.wait", sandbox_id="box", name="web")).exit_code == 3
         await daemon.call("sandbox.terminate", sandbox_id="box")

@@ -12,6 +12,7 @@ import pytest
 from tests.conftest import RunningDaemon, daemon_in
 from tests.support import ceilings as own
 from tests.support.expect import until
+from tests.support.patience import patient
 from tests.support.snapshots import sh
 from tests.support.users import NOBODY, command_as
 
@@ -140,10 +141,10 @@ def test_terminals(pool: Pool) -> None:
         with pytest.raises(ProviderError, match="128 terminals"):
             attach(client, box, "shown")
         client.process.launch(other, "exit 3", name="served", tty=True)
-        assert client.process.wait(other, "served", timeout_s=30).exit_code == 3
+        assert client.process.wait(other, "served", timeout_s=patient(30)).exit_code == 3
         client.process.signal(box, "greedy", signal="KILL")
         until(lambda: int(sh(client, box, "ls /dev/pts | wc -l")) < pty.MAX_TERMINALS // 2)
         client.process.launch(box, "exit 4", name="again", tty=True)
-        assert client.process.wait(box, "again", timeout_s=30).exit_code == 4
+        assert client.process.wait(box, "again", timeout_s=patient(30)).exit_code == 4
         client.sandbox.terminate(box)
         client.sandbox.terminate(other)

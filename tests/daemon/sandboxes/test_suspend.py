@@ -19,6 +19,7 @@ from tests.support import fake_provider as fake_module
 from tests.support.expect import refused_async, until, until_async
 from tests.support.fake_provider import FakePauses
 from tests.support.inside import Inside, inside
+from tests.support.patience import patient
 from tests.support.printed import lines
 from tests.support.suspending_daemons import HOUSES, DockerHouse, House
 from tests.support.users import NOBODY, command_as
@@ -65,20 +66,20 @@ async def run(daemon: Inside, command: str) -> bytes:
 async def written(daemon: Inside, name: str, expected: bytes) -> None:
     """Wait until a process has written that."""
     seen = b""
-    with trio.fail_after(60):
+    with trio.fail_after(patient(60)):
         while expected not in seen:
             read = daemon.call("process.read", sandbox_id="box", name=name, stdout_offset=len(seen), wait_s=5)
             seen += (await read).stdout
 
 
 async def until_status(daemon: Inside, status: str) -> None:
-    with trio.fail_after(60):
+    with trio.fail_after(patient(60)):
         while state(daemon).status != status:
             await daemon.core.changed(daemon.id_of())
 
 
 async def adopted(daemon: Inside) -> None:
-    with trio.fail_after(18):  # less than a sandbox that does not answer would be waited for
+    with trio.fail_after(patient(18)):  # less than a sandbox that does not answer would be waited for
         await daemon.reconciler.run()
 
 
@@ -190,8 +191,8 @@ async def test_a_time_limit_that_passes_meanwhile_is_kept_afterwards(house: Hous
         await refused_async("timeout", daemon.call("process.wait", sandbox_id="box", name="short", timeout_s=2.7))
         assert "process.timed_out" not in await daemon.types("box")
         await resume(daemon)
-        view = await daemon.call("process.wait", sandbox_id="box", name="short", timeout_s=60)
-        assert (view.status, view.exit_code, view.timed_out) == ("exited", 137, True)
+        view = await daemon.call("process.wait", sandbox_id="box", name="short", timeout_s=patient(60))
+        assert (view.status, view.exit_code, view.timed_out) == ("exited", 124, True)
 
 
 def test_it_is_reaped_all_the_same() -> None:
@@ -214,7 +215,7 @@ async def test_it_can_be_terminated(house: House) -> None:
         await house.box(daemon)
         await daemon.call("process.launch", sandbox_id="box", name="web", command=["sleep", "1000"])
         await suspend(daemon)
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             assert (await daemon.call("sandbox.terminate", sandbox_id="box")).status == "stopped"
         assert (await daemon.call("process.get", sandbox_id="box", name="web")).exit_code == 137
         await refused_async("not_ready", daemon.call("sandbox.suspend", sandbox_id="box"))
@@ -329,11 +330,12 @@ async def test_what_was_under_way_goes_on_afterwards(house: House, monkeypatch: 
     """A start and a kill that the keeper has not heard of are waited for longer than it takes at most, awake."""
     if isinstance(house, DockerHouse):
         pytest.skip("of what its engine does it hears at once")
+    deadline_s = patient(2.0)
     async with house.daemon() as daemon:
         await house.box(daemon)
         await daemon.call("process.launch", sandbox_id="box", name="web", command=["sleep", "1000"])
-        monkeypatch.setattr("sandkeepd.keeper.channel.REQUEST_DEADLINE_S", 2.0)
-        monkeypatch.setattr("sandkeepd.keeper.client.KILL_DEADLINE_S", 2.0)
+        monkeypatch.setattr("sandkeepd.keeper.channel.REQUEST_DEADLINE_S", deadline_s)
+        monkeypatch.setattr("sandkeepd.keeper.client.KILL_DEADLINE_S", deadline_s)
         await trio.to_thread.run_sync(house.stop)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: daemon.call("process.signal", sandbox_id="box", name="web", signal="KILL"))
@@ -343,7 +345,7 @@ async def test_what_was_under_way_goes_on_afterwards(house: House, monkeypatch: 
             await trio.testing.wait_all_tasks_blocked(0.02)
             house.notice(daemon)
             await until_status(daemon, "suspended")
-            await trio.sleep(2.2)  # neither deadline of 2 s runs out meanwhile: nothing happens that could be awaited
+            await trio.sleep(1.1 * deadline_s)  # neither runs out meanwhile: nothing happens that could be awaited
             assert await resume(daemon) == "running"
         codes = {
             name: (await daemon.call("process.wait", sandbox_id="box", name=name)).exit_code for name in ("web", "new")
@@ -394,7 +396,7 @@ async def test_a_suspended_sandbox_is_adopted_as_it_is(house: House) -> None:
         assert (await daemon.call("process.read", sandbox_id="box", name="web", wait_s=0)).stdout == b"hi\n"
         assert await resume(daemon) == "running"
         await daemon.call("process.write_stdin", sandbox_id="box", name="web", data=b"\n")
-        assert (await daemon.call("process.wait", sandbox_id="box", name="web", timeout_s=60)).exit_code == 3
+        assert (await daemon.call("process.wait", sandbox_id="box", name="web", timeout_s=patient(60))).exit_code == 3
 
 
 async def test_what_others_did_while_no_daemon_ran_is_on_record(house: House) -> None:
@@ -474,7 +476,7 @@ async def test_it_is_kept_and_forked_and_stays_suspended(house: House) -> None:
             await daemon.call("sandbox.terminate", sandbox_id=other)
         assert await resume(daemon) == "running"
         await daemon.call("process.write_stdin", sandbox_id="box", name="web", data=b"\n")
-        assert (await daemon.call("process.wait", sandbox_id="box", name="web", timeout_s=60)).exit_code == 3
+        assert (await daemon.call("process.wait", sandbox_id="box", name="web", timeout_s=patient(60))).exit_code == 3
         assert await run(daemon, "echo $KEY") == b"value\n"
 
 
@@ -486,7 +488,7 @@ async def test_what_is_suspended_while_it_is_read_stays_so(house: House, monkeyp
     def wait(point: str) -> None:
         if point == "snapshot.frozen":
             trio.from_thread.run_sync(reached.set)
-            assert go_on.wait(60)
+            assert go_on.wait(patient(60))
 
     monkeypatch.setattr("sandkeep.failpoints.reach", wait)
     async with house.daemon() as daemon:
@@ -648,7 +650,7 @@ async def test_one_that_failed_is_started_anew_on_its_files(state_dir: str, sour
         await adopted(daemon)
         assert await run(daemon, "cat file") == b"kept\n"
         await daemon.call("process.write_stdin", sandbox_id="box", name="new", data=b"\n")
-        assert (await daemon.call("process.wait", sandbox_id="box", name="new", timeout_s=60)).exit_code == 3
+        assert (await daemon.call("process.wait", sandbox_id="box", name="new", timeout_s=patient(60))).exit_code == 3
         assert (await daemon.call("sandbox.terminate", sandbox_id="box")).status == "stopped"
 
 
@@ -805,7 +807,7 @@ def test_where_nothing_freezes_that_is_said_before_anything_happens(new_daemon: 
 
     def cli(*words: str) -> "subprocess.CompletedProcess[bytes]":
         argv = command_as(NOBODY, [*daemon.command, *words])
-        return subprocess.run(argv, env=daemon.env, capture_output=True, check=False, timeout=60)
+        return subprocess.run(argv, env=daemon.env, capture_output=True, check=False, timeout=patient(60))
 
     [image] = lines(cli("image", "create", "--provider", "local", f"{daemon.root}/source"))
     [box] = lines(cli("create", image))

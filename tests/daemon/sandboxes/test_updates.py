@@ -10,6 +10,7 @@ from tests.conftest import RunningDaemon
 from tests.support.boxes import Box, group_of, new_box
 from tests.support.expect import refused, until
 from tests.support.inside import inside
+from tests.support.patience import patient
 
 from sandkeep import failpoints
 from sandkeep.errors import SandkeepError, StateError
@@ -79,7 +80,7 @@ def test_every_process_gets_a_cpu_limit_that_is_new(box: Box) -> None:
 def test_memory_below_what_is_used_is_refused_and_kills_nothing(box: Box) -> None:
     before = box.client.sandbox.get(box.id).spec
     box.client.process.launch(box.id, ["python3", "-c", HELD], name="holds", stdin=True)
-    until(lambda: b"holds" in box.client.process.read(box.id, "holds").stdout, 60)
+    until(lambda: b"holds" in box.client.process.read(box.id, "holds").stdout, patient(60))
     done = box.daemon.cli("update", box.id, "--memory", "32M")
     assert done.returncode == 1
     assert b"end some, or choose a higher limit" in done.stderr
@@ -122,7 +123,7 @@ def test_a_death_while_limits_are_changed(new_daemon: Callable[[], RunningDaemon
         with suppress(SandkeepError):
             client.sandbox.update(box, **asked, command_id=command_id)
     assert daemon.process is not None
-    daemon.process.wait(60)
+    daemon.process.wait(patient(60))
     daemon.start()
     with daemon.connect() as client:
         client.sandbox.exec(box, ["true"])  # it is adopted

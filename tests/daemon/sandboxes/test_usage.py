@@ -13,6 +13,7 @@ from tests.conftest import RunningDaemon
 from tests.support.boxes import Box, new_box
 from tests.support.expect import refused, until
 from tests.support.inside import inside
+from tests.support.patience import patient
 from tests.support.users import NOBODY, as_user
 
 from sandkeep.blocking import connect
@@ -325,7 +326,7 @@ async def test_a_provider_that_cannot_measure_makes_nothing_up(state_dir: str, s
         image_id = await daemon.image(source)
         made = await daemon.call("sandbox.create", image_id=image_id)
         await daemon.call("process.launch", sandbox_id=made.sandbox_id, command=["sleep", "100"], name="rest")
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             [found] = (await daemon.call("sandbox.stats")).sandboxes
         assert found == SandboxStats(
             sandbox_id=made.sandbox_id,

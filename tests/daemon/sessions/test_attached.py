@@ -12,6 +12,7 @@ import trio
 from tests.support.expect import until_async
 from tests.support.gateway import plain
 from tests.support.inside import Inside, inside
+from tests.support.patience import patient
 from tests.support.streams import message, websocket
 
 from sandkeep.protocol import frames
@@ -60,7 +61,7 @@ async def hold_against_idleness(daemon: Inside, view: AbstractAsyncContextManage
             daemon.clock.later_s = seconds
             await daemon.sessions.reaper.look()
             assert session.stop is None
-    with trio.fail_after(30):
+    with trio.fail_after(patient(30)):
         while daemon.sessions.activity.is_attached(session.sandbox_id):
             await trio.sleep(0.01)
     daemon.clock.later_s = 3250

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 from tests.support.snapshots import layers, on_both_deep, paths, sh, tree
 from tests.support.users import command_as, let_in
 
@@ -232,6 +233,6 @@ def test_the_same_of_a_users_own_daemon(these: str) -> None:
         ]  # fmt: skip
         done = subprocess.run(
             command_as(uid, suite), cwd=Path(__file__).parents[3], env={**os.environ, "HOME": base},
-            capture_output=True, text=True, check=False, timeout=240,
+            capture_output=True, text=True, check=False, timeout=patient(240),
         )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

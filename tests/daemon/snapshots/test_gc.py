@@ -8,6 +8,7 @@ import pytest
 from tests.conftest import RunningDaemon
 from tests.support.disks import mount, umount
 from tests.support.expect import until
+from tests.support.patience import patient
 
 from sandkeep import failpoints
 from sandkeep.errors import SandkeepError
@@ -62,7 +63,7 @@ def test_a_daemon_that_dies_meanwhile(new_daemon: Callable[[], RunningDaemon], k
     with daemon.connect(patience_s=0) as client, pytest.raises(SandkeepError):
         client.snapshot.gc()
     assert daemon.process is not None
-    daemon.process.wait(60)
+    daemon.process.wait(patient(60))
     daemon.start()
     with daemon.connect() as client:
         client.snapshot.gc()

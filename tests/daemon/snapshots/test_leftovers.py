@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from tests.conftest import RunningDaemon
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 from tests.support.snapshots import layers, sh
 
 from sandkeep import failpoints
@@ -49,7 +50,7 @@ def test_of_a_restore_that_was_interrupted(new_daemon: Callable[[], RunningDaemo
     with daemon.connect(patience_s=0) as client:
         refused("not_ready", lambda: client.sandbox.restore(box, snapshot_id))
     assert daemon.process is not None
-    daemon.process.wait(60)
+    daemon.process.wait(patient(60))
     for name in layers(daemon):
         leave_a_stage(f"{daemon.state_dir}/layers/{name}")
     daemon.start()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.conftest import RunningDaemon
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 from tests.support.snapshots import sh
 
 from sandkeep import failpoints
@@ -27,7 +28,7 @@ def test_a_restore_that_a_death_undid_is_carried_out_by_its_repeat(
         sh(client, box, "echo later >hello")
         refused("not_ready", lambda: client.sandbox.restore(box, snapshot_id, command_id=COMMAND))
     assert daemon.process is not None
-    daemon.process.wait(60)
+    daemon.process.wait(patient(60))
     daemon.start()
     with daemon.connect() as client:
         until(lambda: client.sandbox.get(box).status == "failed")

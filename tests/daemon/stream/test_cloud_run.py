@@ -17,6 +17,7 @@ import pytest
 import trio
 from tests.conftest import RunningDaemon
 from tests.support.expect import until, until_async
+from tests.support.patience import patient
 from tests.support.sharing import of_directory
 from tests.support.streams import everything, message, refusal, websocket
 
@@ -71,7 +72,7 @@ class Talk:
     async def until(self, status: str) -> list[Any]:
         """Messages up to one of a status."""
         got = []
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             while True:
                 got.append(await message(self.connection))
                 if got[-1].get("status") == status:
@@ -482,7 +483,7 @@ async def test_a_client_that_does_not_read_is_told_the_end() -> None:
             over.cancel()
 
     talk._tell_of = note  # type: ignore[method-assign]
-    with trio.move_on_after(60) as over:
+    with trio.move_on_after(patient(60)) as over:
         await talk._tell_of_events()
     assert len(told) < 1000
     assert isinstance(told[-1], events.SandboxTerminated)
@@ -490,7 +491,7 @@ async def test_a_client_that_does_not_read_is_told_the_end() -> None:
 
 def take(server: Server, sandbox_id: str, token: str) -> str:
     with server.daemon.connect() as client:
-        return str(client.sandbox.attach_shared(sandbox_id, token, timeout_s=60).sandbox_id)
+        return str(client.sandbox.attach_shared(sandbox_id, token, timeout_s=patient(60)).sandbox_id)
 
 
 def take_from(server: Server, other: Server, sandbox: cloud_run.CloudRunSandbox) -> None:

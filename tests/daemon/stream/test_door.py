@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import trio
 from tests.support.expect import until
+from tests.support.patience import patient
 from tests.support.streams import House, everything, house_in, message, refusal, websocket
 from tests.support.users import NOBODY, as_user
 
@@ -239,7 +240,7 @@ async def _ask_for_what_is_not_theirs(
         except SandkeepError as error:
             codes.append(error.code)
     async with streams.events() as events:
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             while events.token is None:
                 with trio.move_on_after(0.2):
                     return codes, "", [(await events.__anext__()).type]

@@ -15,6 +15,7 @@ import trio
 from tests.daemon.stream.test_door import bearer, frame, is_well, opened, opening, resident
 from tests.daemon.stream.test_slow_readers import served
 from tests.support.expect import until_async
+from tests.support.patience import patient
 from tests.support.streams import House, house_in, message, refusal, websocket
 from trio_websocket import ConnectionClosed
 
@@ -60,7 +61,7 @@ async def test_a_flood_of_empty_frames_leaves_turns_to_others(tmp_path: Path, fl
         await flooder.send_all(opening("/v1/events"))
         await flooder.receive_some(65536)
         nursery.start_soon(count_turns)
-        with trio.fail_after(30):
+        with trio.fail_after(patient(30)):
             await flooder.send_all(flood)
             await flooder.send_eof()
             while await flooder.receive_some(65536):
@@ -157,7 +158,7 @@ async def test_who_is_in_by_a_token_that_is_renewed_has_to_go(house: House) -> N
         assert (await message(thief))["kind"] == (await message(other))["kind"] == "caught_up"
         with house.daemon.connect() as client:
             house.token = client.stream.access(renew=True).token
-        with trio.fail_after(60), pytest.raises(ConnectionClosed):
+        with trio.fail_after(patient(60)), pytest.raises(ConnectionClosed):
             await message(thief)
         await other.send_message("{}")
         assert (await message(other))["kind"] == "error"  # the kernel vouches for this one: it was still there
@@ -167,7 +168,7 @@ async def test_who_is_in_by_a_token_that_is_renewed_has_to_go(house: House) -> N
 
 async def test_a_token_may_be_renewed_while_somebody_comes_in(tmp_path: Path) -> None:
     tokens = Tokens(str(tmp_path))
-    with trio.fail_after(60), tokens.while_valid(7), tokens.while_valid(7):
+    with trio.fail_after(patient(60)), tokens.while_valid(7), tokens.while_valid(7):
         await tokens.renew(7)
         await trio.sleep_forever()
     with tokens.while_valid(7):
@@ -258,7 +259,7 @@ async def test_a_refusal_without_an_end_is_cut_off() -> None:
             sent += 100_000
 
     async with impostor(serve) as made:
-        with trio.fail_after(60), pytest.raises(SandkeepError, match="does not answer as"):
+        with trio.fail_after(patient(60)), pytest.raises(SandkeepError, match="does not answer as"):
             async with made.client().events():
                 pytest.fail("it was let in")
     assert sent < 5_000_000
@@ -311,14 +312,14 @@ async def test_a_log_is_answered_without_gap_or_repetition_or_not_at_all(piece: 
     first = frames.pack_output(frames.STDOUT, 0, b"0123456789")
     async with accepting(spoken(2, first), spoken(2, piece)) as made, made.client().logs("box", "web") as log:
         assert (await log.__anext__()).data == b"0123456789"
-        with trio.fail_after(60), pytest.raises(SandkeepError, match="skipped or repeated"):
+        with trio.fail_after(patient(60)), pytest.raises(SandkeepError, match="skipped or repeated"):
             await log.__anext__()
         assert log.stdout_offset == 10
 
 
 async def test_a_server_that_lets_in_and_lets_go_is_asked_ever_less_often() -> None:
     async with accepting() as made:
-        with trio.fail_after(60), pytest.raises(SandkeepError, match="closed the connection"):
+        with trio.fail_after(patient(60)), pytest.raises(SandkeepError, match="closed the connection"):
             async with made.client(patience_s=1.4).events() as events:
                 await events.__anext__()
         assert 2 < len(made.asked) < 10

@@ -14,6 +14,7 @@ from tests.daemon.stream.test_door import frame, opening
 from tests.support.expect import until_async
 from tests.support.fuzzing import Complaints, Grammar, Levels, settled, tasks_living
 from tests.support.inside import Inside, inside
+from tests.support.patience import patient
 from tests.support.soak import times
 from tests.support.streams import message, websocket
 from wsproto.frame_protocol import Opcode
@@ -24,7 +25,7 @@ from sandkeepd.stream.tokens import Tokens
 
 FRAMES, FRAMES_SOAK = 20_000, times(1_000_000)
 A_CONNECTION = 50
-PATIENCE_S = 60
+PATIENCE_S = patient(60)
 
 TARGETS = (
     "/v1/events", "/v1/events?after=now", "/v1/events?type=process", "/v1/events?after=zzz", "/v1/events?sandbox=box",

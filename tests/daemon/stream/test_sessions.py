@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 from tests.support.expect import until_async
+from tests.support.patience import patient
 from tests.support.streams import House, everything, house_in, message, websocket
 
 from sandkeep.protocol import frames
@@ -66,7 +67,7 @@ async def test_a_copy_ends_with_its_sandbox(house: House, op: str) -> None:
             with house.daemon.connect() as client:
                 await until_async(lambda: b".sandkeep-" in client.sandbox.exec("s", "ls -A").stdout)
         close(house)
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             got, code = await everything(connection)
     assert got[-1]["error"]["code"] == "not_ready"
     assert code == 1008

@@ -19,6 +19,7 @@ from tests.conftest import RunningDaemon, daemon_in
 from tests.daemon.stream.test_slow_readers import Served
 from tests.support.expect import until_async
 from tests.support.fuzzing import Complaints, Grammar, Levels, settled, tasks_living
+from tests.support.patience import patient
 from tests.support.proxy import BreakingLine
 from tests.support.soak import times
 from tests.support.streams import House, house_in, message, websocket
@@ -96,7 +97,7 @@ def thief(places: str, port: int, kind: str) -> Iterator[Any]:
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == "listens\n"
-            yield lambda: process.communicate(timeout=60)[0]
+            yield lambda: process.communicate(timeout=patient(60))[0]
         finally:
             process.kill()
             process.wait()
@@ -371,7 +372,7 @@ async def shake(directory: Path, count: int, seed: int) -> None:
             before, tasks = None, tasks_living()
             for number in range(count):
                 async with trio.SocketStream(trio.socket.from_stdlib_socket(connect(nursery))) as stream:
-                    with contextlib.suppress(trio.BrokenResourceError), trio.fail_after(60):
+                    with contextlib.suppress(trio.BrokenResourceError), trio.fail_after(patient(60)):
                         await stream.send_all(spoiler.beginning())
                         await stream.send_eof()
                         while await stream.receive_some(65536):

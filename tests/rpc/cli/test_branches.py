@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.support.expect import until
+from tests.support.patience import patient
 from tests.support.printed import said
 
 from sandkeep.cli.commands import merges
@@ -126,6 +127,8 @@ def test_branches_of_a_directory_an_image_a_snapshot_and_a_sandbox(
         ("resolve", "mrg_x"),
         ("resolve", "mrg_x", "path"),
         ("resolve", "mrg_x", "--file", "path=/nonexistent/file"),
+        ("resolve", "mrg_x", "--hunk", "path=branch"),
+        ("resolve", "mrg_x", "--hunk", "path:0=branch"),
         ("commit", "a", ""),
         ("commit", "a", ".", "-m", "message"),
         ("commit", "a", ".", "--git-branch", "name"),
@@ -199,7 +202,9 @@ def test_a_terminal_has_lines_that_it_knows(shared_daemon: Any, branches: Branch
     [a] = branches("true")
     ours, its = pty.openpty()
     env = {**shared_daemon.env, "LC_ALL": locale, "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
-    subprocess.run([*shared_daemon.command, "branch", "ls"], env=env, stdin=its, stdout=its, timeout=60, check=True)
+    subprocess.run(
+        [*shared_daemon.command, "branch", "ls"], env=env, stdin=its, stdout=its, timeout=patient(60), check=True
+    )
     os.close(its)
     with open(ours, "rb", buffering=0) as terminal:
         assert f"{sign}{a} " in terminal.read(65536).decode()
@@ -311,6 +316,54 @@ def test_the_rest_leaves_what_was_decided_otherwise(cli: Any, client: Any, branc
     assert [cat(cli, "sum", path) for path in ("both", "run.sh")] == ["base", "B"]
     assert said(cli("exec", "sum", "--", "sh", "-c", "cat evil*")) == "A"
     refused(cli("branch", "resolve", merge_id, "both=base"), "conflict")
+
+
+FIVE = ["1s/.*/b1/", "5s/.*/b2/", "9s/.*/b3/", "3s/.*/b4/", "3s/.*/b5/"]
+
+
+def resolved_text(cli: Any, name: str) -> list[str]:
+    return [cat(cli, name, "text").splitlines()[line - 1] for line in (1, 3, 5, 9)]
+
+
+def test_clean_edits_of_other_branches_stay(cli: Any, branches: Branches, project: Path) -> None:
+    made = branches(*(f"sed -i '{each}' text" for each in FIVE), source=str(project))
+    b1, b2, b3, b4, b5 = made
+    merge_id, _ = conflicted(cli("branch", "merge", *reversed(made), "--name", "hunk"))
+    done = cli("branch", "resolve", merge_id, f"text={b5}")
+    assert said(done).startswith("sbx_")
+    assert b"dropped" not in done.stderr
+    assert resolved_text(cli, "hunk") == ["b1", "b5", "b2", "b3"]
+    [origin] = json.loads(said(cli("branch", "blame", merge_id, "--json")))
+    assert (origin["how"], origin["branches"], origin["choice"]) == ("resolved", [b1, b2, b3, b5], b5)
+    said(cli("branch", "commit", "hunk", ".", cwd=project))
+    assert (project / "text").read_text() == cat(cli, "hunk", "text") + "\n"
+    merge_id, _ = conflicted(cli("branch", "merge", *made, "--name", "whole"))
+    done = cli("branch", "resolve", merge_id, "--whole", f"text={b5}")
+    assert resolved_text(cli, "whole") == ["line 0", "b5", "line 4", "line 8"]
+    listed = ", ".join(f"{name} (1 hunk, 2 lines)" for name in (b1, b2, b3, b4))
+    assert f"dropped  text: {listed}\n" in done.stderr.decode()
+    [origin] = json.loads(said(cli("branch", "blame", merge_id, "--json")))
+    assert (origin["branches"], origin["choice"]) == ([b5], f"{b5} (whole)")
+
+
+def test_single_hunks_are_decided(cli: Any, branches: Branches) -> None:
+    scripts = [f"sed -i '1s/.*/{name}/; 9s/.*/{name}/; {line}s/.*/own/' text" for name, line in (("A", 3), ("B", 5))]
+    a, b = branches(*scripts)
+    merge_id, _ = conflicted(cli("branch", "merge", a, b, "--name", "hunks"))
+    _, explained = conflicted(cli("branch", "resolve", merge_id, "--hunk", f"text:9={b}"))
+    assert ("line 1\n" in explained, "line 9\n" in explained) == (True, False)
+    refused(cli("branch", "resolve", merge_id, "--hunk", f"text:9={a}"), "invalid")
+    refused(cli("branch", "resolve", merge_id, "--hunk", "text:1=nobody"), "invalid")
+    said(cli("branch", "resolve", merge_id, "--hunk", "text:1=base"))
+    assert resolved_text(cli, "hunks") == ["line 0", "own", "own", "B"]
+
+
+def test_paths_that_are_given_to_a_branch_list_what_they_drop(cli: Any, branches: Branches) -> None:
+    a, b = branches("echo A >both; echo same >run.sh", "echo B >both; echo same >run.sh; rm -r dir")
+    done = cli("branch", "merge", a, b, "--take", f"both={a}", "--take", f"run.sh={a}", "--take", f"dir={a}")
+    assert said(done).startswith("sbx_")
+    dropped = [line for line in done.stderr.decode().splitlines() if line.startswith("dropped")]
+    assert dropped == [f"dropped  both: {b}", f"dropped  dir: {b}", f"dropped  dir/old: {b}"]
 
 
 def test_one_version_is_written_byte_for_byte(cli: Any, branches: Branches) -> None:
@@ -659,6 +712,10 @@ def test_a_directory_that_became_a_link(branches: Branches, repository: Reposito
         ),
         ("conflicted", {"conflicts": 1, "changed": 4}, "1 conflict, 4 paths changed"),
         ("resolve_requested", {"decisions": 2}, "2 decisions"),
+        (
+            "resolve_requested", {"decisions": 3, "choices": {"base": 1, "one (whole)": 2}},
+            "3 decisions  1 base, 2 one (whole)",
+        ),
         ("resolved", {"conflicts": 3}, "3 conflicts left"),
         ("merged", {"changed": 4, "sandbox_id": "x"}, "4 paths changed, into x"),
         ("commit_requested", {"sandbox_id": "x", "target": "/a\nb", "force": True}, "x to /a⏎b, by force"),

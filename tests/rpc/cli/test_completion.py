@@ -16,11 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.expect import until
+from tests.support.patience import patient
 
 from sandkeep.cli.commands.completion import SCRIPTS
 from sandkeep.cli.splitting import quoted, split
 
-PATIENCE_S = 60.0
+PATIENCE_S = patient(60.0)
 INTERACTIVE = {
     "bash": ["bash", "--norc", "--noprofile", "-i"],
     "zsh": ["zsh", "-f", "-i"],
@@ -221,7 +222,8 @@ def beginnings(shell: str, name: str) -> list[str]:
 def ask(shell: str, line: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "sandkeep.cli", line, " \t\n\"'@><=;|&(:"],
-        env={**env, "_SANDKEEP_COMPLETE": shell}, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
+        env={**env, "_SANDKEEP_COMPLETE": shell}, capture_output=True, text=True, timeout=patient(60),
+        stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.support.boxes import Box
 from tests.support.expect import until
+from tests.support.patience import patient
 
 from sandkeep.errors import CallerError
 
@@ -39,7 +40,7 @@ def test_closed_streams_are_not_mistaken_for_the_connection(shared_daemon: Any, 
     command = [*shared_daemon.command, "exec", box, "--", "sh", "-c", "echo out; echo err >&2; exit 3"]
     done = subprocess.run(
         ["sh", "-c", f'"$@" {closed}', "sh", *command],
-        env=shared_daemon.env, capture_output=True, stdin=subprocess.DEVNULL, timeout=60,
+        env=shared_daemon.env, capture_output=True, stdin=subprocess.DEVNULL, timeout=patient(60),
     )  # fmt: skip
     assert done.returncode == 3
     assert done.stdout == (b"" if ">&- " in f"{closed} ".replace("2>&- ", "") else b"out\n")
@@ -96,7 +97,7 @@ def test_words_that_are_not_utf_8_are_refused_by_name(
 def test_what_makes_no_sense_is_told_as_what_it_is(shared_daemon: Any, tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     words = ["sh", "-c", 'cd gone && rmdir ../gone && "$@"', "sh", *shared_daemon.command, "image", "create", "."]
-    done = subprocess.run(words, env=shared_daemon.env, cwd=tmp_path, capture_output=True, timeout=60)
+    done = subprocess.run(words, env=shared_daemon.env, cwd=tmp_path, capture_output=True, timeout=patient(60))
     assert (done.returncode, b"the working directory was removed" in done.stderr) == (2, True)
     done = shared_daemon.cli("--socket", "", "ls")
     assert (done.returncode, b"socket is empty" in done.stderr) == (1, True)
@@ -134,7 +135,7 @@ def test_quitting_leaves_what_was_run_and_ends_what_was_executed(shared_daemon: 
             assert running.stdout is not None
             assert running.stdout.readline() == b"up\n"
             running.send_signal(signal.SIGQUIT)
-            _, said = running.communicate(timeout=60)
+            _, said = running.communicate(timeout=patient(60))
             assert running.returncode in code, said
     with shared_daemon.connect() as client:
         assert [process.name for process in client.process.list(sandbox_id=box).processes] == ["left"]
@@ -160,7 +161,7 @@ def test_who_waits_and_who_follows_events_outlives_a_daemon(running_daemon: Any,
         running_daemon.start()
         with running_daemon.connect() as client:
             client.process.write_stdin(sandbox, "slow", data=b"\n", eof=False)
-        assert wait.wait(30) == 6, wait.communicate()
+        assert wait.wait(patient(30)) == 6, wait.communicate()
         assert b"exit 6" in events.stdout.readline()
         events.send_signal(signal.SIGINT)
-        assert (events.wait(30), events.communicate()[0]) == (130, b"")
+        assert (events.wait(patient(30)), events.communicate()[0]) == (130, b"")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.support.boxes import new_box
 from tests.support.expect import until
+from tests.support.patience import patient
 
 from sandkeep.cli.exit_codes import EXIT_CODES
 
@@ -49,7 +50,7 @@ def test_an_interrupted_command_exits_with_130(shared_daemon: Any, box: str) -> 
         assert running.stdout.readline()
         until(lambda: b"unix_stream" in Path(f"/proc/{running.pid}/wchan").read_bytes())  # it waits for more
         running.send_signal(signal.SIGINT)
-        assert running.wait(60) == 130
+        assert running.wait(patient(60)) == 130
 
 
 def test_a_command_whose_reader_has_gone_exits_with_141(shared_daemon: Any, box: str) -> None:

@@ -79,7 +79,10 @@ def test_what_is_no_path_is_a_reference(daemon: RunningDaemon, project: Path) ->
     assert daemon.cli("rm", box).returncode == 0
     (project / "test").mkdir()
     (project / "test" / "busybox:1").mkdir()
-    assert made(daemon, BUSYBOX, cwd=project)["kind"] == "directory"
+    assert f"give ./{BUSYBOX} for the directory, docker.io/{BUSYBOX} for the image" in fails(
+        daemon, BUSYBOX, cwd=project
+    )
+    assert made(daemon, f"./{BUSYBOX}", cwd=project)["kind"] == "directory"
     assert "there is no directory" in fails(daemon, "./nothing", cwd=project)
 
 

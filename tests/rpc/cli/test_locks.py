@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from tests.conftest import RunningDaemon
 from tests.support.expect import until
+from tests.support.patience import patient
 from tests.support.printed import said
 
 from sandkeep import connect
@@ -91,7 +92,7 @@ def test_who_waits_gets_it_and_who_is_interrupted_does_not(
         waiting = subprocess.Popen(command, env=daemon.env, stdout=subprocess.PIPE)
         until(lambda: other.look() is not None)
         other.release()
-        output, _ = waiting.communicate(timeout=30)
+        output, _ = waiting.communicate(timeout=patient(30))
         (held,) = client.lock.list().locks
         assert held.status == "held"
         assert output.decode().strip() == held.lock_id

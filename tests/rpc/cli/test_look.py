@@ -17,6 +17,7 @@ from typing import Any, cast
 import pytest
 from tests.support.expect import until
 from tests.support.golden import EXAMPLES
+from tests.support.patience import patient
 
 from sandkeep.cli.display import layout, output, progress, timeline
 from sandkeep.cli.display.layout import Column
@@ -42,7 +43,7 @@ def on_screen(command: list[str], env: dict[str, str], columns: int) -> str:
     except OSError:  # that is how Linux says that the other end is closed
         pass
     os.close(ours)
-    running.wait(60)
+    running.wait(patient(60))
     return said.decode().replace("\r\n", "\n")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.rpc.cli.test_usage import cli as without_daemon
 from tests.rpc.cli.test_usage import parse
+from tests.support.patience import patient
 
 from sandkeep.cli.root import HABITS, HABITS_EVERYWHERE, WITHOUT_COMMAND, sandkeep
 
@@ -222,7 +223,7 @@ def test_exec_says_that_its_process_outlives_the_daemon(new_daemon: Any, tmp_pat
         assert running.stdout.readline() == b"ready\n"
         daemon.kill()
         said = running.stderr.read().decode()
-        assert running.wait(60) == 125
+        assert running.wait(patient(60)) == 125
     daemon.start()
     with daemon.connect() as client:
         (process,) = client.process.list(box).processes

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.support.expect import until
+from tests.support.patience import patient
 
 from sandkeep.cli.attach.session import Reader
 from sandkeep.cli.options import Frontend
@@ -66,7 +67,7 @@ def test_output_streams_while_the_command_runs(shared_daemon: Any, box: str) -> 
         command.stdin.write(b"this\n")
         command.stdin.flush()
         assert command.stdout.readline() == b"got this\n"
-        assert command.wait(30) == 0
+        assert command.wait(patient(30)) == 0
 
 
 def test_input_is_passed_on_to_its_end(shared_daemon: Any, box: str) -> None:
@@ -126,7 +127,7 @@ def test_an_interrupt_goes_to_the_command(shared_daemon: Any, box: str) -> None:
         assert command.stdout.readline() == b"ready\n"
         command.send_signal(signal.SIGINT)
         assert command.stdout.readline() == b"interrupted\n"
-        assert command.wait(30) == 9
+        assert command.wait(patient(30)) == 9
 
 
 def test_a_second_interrupt_kills(shared_daemon: Any, box: str) -> None:
@@ -136,14 +137,14 @@ def test_a_second_interrupt_kills(shared_daemon: Any, box: str) -> None:
         command.send_signal(signal.SIGINT)
         assert command.stdout.readline() == b"no\n"
         command.send_signal(signal.SIGINT)
-        assert command.wait(30) == 137
+        assert command.wait(patient(30)) == 137
 
 
 def test_when_nobody_reads_the_output_the_command_ends(shared_daemon: Any, box: str) -> None:
     with started(shared_daemon, "exec", box, "--", "sh", "-c", "while :; do echo more; done") as command:
         command.stdout.readline()
         command.stdout.close()
-        assert command.wait(30) == 141
+        assert command.wait(patient(30)) == 141
         assert command.stderr is not None
         assert command.stderr.read() == b""
     with shared_daemon.connect() as client:
@@ -236,7 +237,7 @@ def test_logs_go_to_whatever_stdout_is(shared_daemon: Any, box: str, tmp_path: P
         with subprocess.Popen(words, env=shared_daemon.env, stdout=writing, stderr=subprocess.DEVNULL) as command:
             writing.close()
             received = b"".join(iter(lambda: reading.recv(1 << 20), b""))
-            assert command.wait(30) == 0
+            assert command.wait(patient(30)) == 0
     assert received == data
 
 
@@ -257,7 +258,7 @@ def test_a_follower_far_behind_gets_every_byte_once(new_daemon: Any, tmp_path: P
                 again.process.write_stdin(box, "much", data=b"\n", eof=True)
             rest = command.stdout.read()
             assert first + rest == b"".join(b"%d\n" % number for number in range(1, 2_000_001)) + b"end\n"
-            assert command.wait(30) == 0
+            assert command.wait(patient(30)) == 0
             said = command.stderr.read()
             assert not said or said.endswith(b" does not answer: waiting for it\n")  # which is told of a slow start
 
@@ -299,7 +300,7 @@ def test_logs_without_follow_end_although_the_process_goes_on(shared_daemon: Any
     with started(shared_daemon, "run", box, "three", "-i", "--", "sh", "-c", "echo ready; read line") as command:
         assert command.stdout.readline() == b"ready\n"
         assert shared_daemon.cli("logs", box, "three").stdout == b"ready\n"
-        command.communicate(b"end\n", timeout=30)
+        command.communicate(b"end\n", timeout=patient(30))
         assert command.returncode == 0
 
 
@@ -319,7 +320,7 @@ def test_exec_does_not_notice_a_restart_of_the_daemon(new_daemon: Any, tmp_path:
         numbers = (before + after + command.stdout.read()).split()
         assert numbers == [str(number).encode() for number in range(1, len(numbers) + 1)]
         assert len(numbers) > 40, "it went on after the restart"
-        assert command.wait(30) == 5
+        assert command.wait(patient(30)) == 5
 
 
 def test_many_at_once(shared_daemon: Any, box: str) -> None:
@@ -360,7 +361,7 @@ def test_who_waits_for_a_suspended_sandbox_hears_of_it(shared_daemon: Any, box: 
                 waiting.stdin.flush()
             else:
                 client.process.write_stdin(box, "work", data=b"go\n")
-            assert waiting.wait(60) == (0 if command == "logs" else 7)
+            assert waiting.wait(patient(60)) == (0 if command == "logs" else 7)
             assert waiting.stderr.read() == b""
 
 
@@ -397,7 +398,7 @@ def test_each_line_has_the_time_at_which_it_came(shared_daemon: Any, box: str) -
             client.process.write_stdin(box, "work", data=b"go\n")
             assert re.fullmatch(rb"\S{24} \d+\n\S{24} no\rend", following.stdout.read())
             assert re.fullmatch(rb"\S{24} \d+\n", following.stderr.read())
-            assert following.wait(60) == 0
+            assert following.wait(patient(60)) == 0
         whole = client.process.read(box, "work")
         ended = client.process.get(box, "work").ended_at
 

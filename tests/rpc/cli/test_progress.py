@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.support.expect import until
+from tests.support.patience import patient
 
 import sandkeep.cli
 from sandkeep.cli.commands.cp import Total
@@ -20,7 +21,7 @@ def counted(front: Frontend, local: str, inside: tuple[str, str] | None = None) 
     total = Total(front, local, inside)
     assert total.known() in (None, 1000, 1234), "it does not keep the copy waiting"
     assert total._thread is not None
-    total._thread.join(60)
+    total._thread.join(patient(60))
     return total.known()
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from tests.support.boxes import Box
 from tests.support.expect import until
+from tests.support.patience import patient
 from tests.support.screen import DEADLINE_S, Screen
 
 from sandkeep.cli.attach import terminal
@@ -392,7 +393,7 @@ def test_piped_it_is_a_terminal_all_the_same(shared_daemon: Any, box: str) -> No
         command.stdin.write(b"9\r")
         command.stdin.close()
         command.stdout.read()
-        assert command.wait(30) == 9
+        assert command.wait(patient(30)) == 9
 
 
 def test_a_shell_and_exec_need_a_terminal(shared_daemon: Any, box: str) -> None:
@@ -417,7 +418,7 @@ def test_a_process_without_a_terminal_is_followed_from_now_on(shared_daemon: Any
                 assert other.stdout.readline() == b"out typed\n"
                 command.stdin.write(b"\n")
                 command.stdin.flush()
-                assert (command.wait(30), other.wait(30)) == (6, 6)
+                assert (command.wait(patient(30)), other.wait(patient(30))) == (6, 6)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGQUIT, 0), (signal.SIGTERM, -15), (signal.SIGHUP, -1)])
@@ -430,10 +431,10 @@ def test_leaving_it_leaves_it_running(number: int, code: int, shared_daemon: Any
         with started(shared_daemon, "attach", box, name, "--from-start") as command:
             assert command.stdout.readline() == b"ready\n"
             command.send_signal(number)
-            assert command.wait(30) == code
+            assert command.wait(patient(30)) == code
         assert status(shared_daemon, box, name) == "running"
         with started(shared_daemon, "attach", box, name, "--from-start") as command:
             assert command.stdout.readline() == b"ready\n"
             command.send_signal(signal.SIGINT)
             assert command.stdout.readline() == b"told\n"
-            assert command.wait(30) == 3
+            assert command.wait(patient(30)) == 3

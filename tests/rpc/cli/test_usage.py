@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+from tests.support.patience import patient
 
 from sandkeep.cli.exit_codes import EXIT_CODES
 from sandkeep.cli.options import Command, Duration, Pair, Size, Time
@@ -28,7 +29,7 @@ def cli(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        timeout=60,
+        timeout=patient(60),
         env={**os.environ, "SANDKEEP_SOCKET": "/nonexistent/sock", **env},
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.support.boxes import Box, new_box
 from tests.support.expect import until
+from tests.support.patience import patient
 
 from sandkeep import aio
 from sandkeep.clients.dial import Daemon
@@ -118,7 +119,7 @@ def test_a_terminal_can_be_closed_while_a_task_reads() -> None:
             await asyncio.sleep(0)
         terminal.close()
         assert not asyncio.get_running_loop().remove_reader(near)
-        assert await asyncio.wait_for(reader, 60) == b""
+        assert await asyncio.wait_for(reader, patient(60)) == b""
         terminal.close()
         os.close(far)
 

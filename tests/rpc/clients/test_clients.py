@@ -18,6 +18,7 @@ import msgspec
 import pytest
 import trio
 from tests.support.clients import KINDS, Body, Kind, caught, daemon_of, pause
+from tests.support.patience import patient
 from tests.support.serving import Serving, serving
 
 import sandkeep
@@ -214,7 +215,7 @@ def test_the_name_goes_out_with_the_first_request(tmp_path: Path, kind: Kind) ->
 
     def serve(listener: socket.socket) -> None:
         with listener.accept()[0] as server:
-            server.settimeout(60)
+            server.settimeout(patient(60))
             said = b""
             while said.count(b"\n") < 2:
                 said += server.recv(65536)
@@ -222,7 +223,7 @@ def test_the_name_goes_out_with_the_first_request(tmp_path: Path, kind: Kind) ->
             server.sendall(b'{"jsonrpc":"2.0","id":1,"result":{"version":"1","pid":1}}\n')
 
     with listening(path) as listener:
-        listener.settimeout(60)
+        listener.settimeout(patient(60))
         thread = threading.Thread(target=serve, args=(listener,))
         thread.start()
         kind.run(path, lambda client: _awaited(client.daemon.ping()), client="me")
@@ -443,18 +444,18 @@ def test_an_interrupted_call_leaves_the_client_usable(tmp_path: Path) -> None:
         raise KeyboardInterrupt(message)
 
     with listening(path) as listener, blocking.connect(path) as client, listener.accept()[0] as server:
-        listener.settimeout(60)
+        listener.settimeout(patient(60))
         server.sendall(told)
         with pytest.raises(KeyboardInterrupt, match="waiting"):
             client.daemon.ping(progress=interrupt)
-        server.settimeout(60)
+        server.settimeout(patient(60))
         with suppress(ConnectionResetError):
             while server.recv(65536):
                 pass  # it is closed
 
         def serve() -> None:
             with listener.accept()[0] as again:
-                again.settimeout(60)
+                again.settimeout(patient(60))
                 for line in (hello, answer):
                     again.recv(65536)
                     again.sendall(line)
@@ -602,7 +603,7 @@ def test_a_daemon_that_goes_away_is_told_with_the_command_id(tmp_path: Path, kin
         server.close()
 
     with listening(path) as listener:
-        listener.settimeout(60)
+        listener.settimeout(patient(60))
         thread = threading.Thread(target=answer_nothing, args=(listener,))
         thread.start()
         with pytest.raises(StateError, match=r"closed the connection before it answered sandbox\.terminate") as caught:

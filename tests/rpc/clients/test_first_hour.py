@@ -87,7 +87,8 @@ async def leave_a_process_and_come_back(client: Any, project: str) -> None:
 
 
 MISTAKES: tuple[tuple[Callable[[Any, Any], Any], type[Exception], str], ...] = (
-    (lambda c, s: c.images.create("."), CallerError, "a directory is given by its absolute path"),
+    (lambda c, s: c.images.create("docs"), CallerError, "give ./docs for the directory, docker.io/library/docs for"),
+    (lambda c, s: c.images.create("No Such"), CallerError, "a directory is given by its absolute path"),
     (lambda c, s: c.images.create("/no/such"), CallerError, "there is no directory /no/such"),
     (lambda c, s: c.sandboxes.create("img_nosuch"), CallerError, "there is no image 'img_nosuch'"),
     (lambda c, s: c.sandboxes.create(), TypeError, "sandbox.create() needs image_id"),
@@ -120,7 +121,9 @@ MISTAKES: tuple[tuple[Callable[[Any, Any], Any], type[Exception], str], ...] = (
     (lambda c, s: s.exec(["echo", 5]), CallerError, "command[1]: must be a string, not an integer"),
     (lambda c, s: s.exec("echo\0"), CallerError, "command: must be any text without NUL"),
     (lambda c, s: s.exec("true", cwd="/tmp"), TypeError, "did you mean 'working_dir'"),
-    (lambda c, s: s.exec("true", timeout=5), TypeError, "did you mean 'timeout_s'"),
+    (lambda c, s: s.exec("true", timeout=5, timeout_s=5), TypeError, "more than one value for 'timeout_s'"),
+    (lambda c, s: s.exec("true", timeout=-1), CallerError, "timeout_s: must be a number, more than 0"),
+    (lambda c, s: s.refresh(timeout=5), TypeError, "timeout"),
     (lambda c, s: s.exec("true", timeout_s=-1), CallerError, "timeout_s: must be a number, more than 0"),
     (lambda c, s: s.exec("true", env={"A": object()}), TypeError, "cannot send env"),
     (lambda c, s: s.exec("true", env={"A B": "c"}), CallerError, "env: each name must be a variable's name"),

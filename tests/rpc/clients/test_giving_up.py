@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import trio
 from tests.support.expect import until
+from tests.support.patience import patient
 
 import sandkeep
 from sandkeep import aio, blocking
@@ -89,7 +90,7 @@ def test_ctrl_c_ends_the_command(shared_daemon: Any, client: Any, box: str, prog
         try:
             [process] = until(lambda: running(client, box))
             program_running.send_signal(signal.SIGINT)
-            out, err = program_running.communicate(timeout=60)
+            out, err = program_running.communicate(timeout=patient(60))
         finally:
             program_running.kill()
     assert out.decode() == f"{process.process_id}\n", err.decode()
@@ -133,7 +134,7 @@ def test_what_a_handler_raises_ends_the_command_and_the_client_goes_on(
             shared.sandbox.exec(box, LONG)
         until(lambda: has_ended(client, box, caught.value.process_id))  # type: ignore[attr-defined]
         shared.sandbox.exec(box, "touch go")
-        other.join(120)
+        other.join(patient(120))
         assert [result.stdout for result in others] == [b"went\n"]
 
 
@@ -279,12 +280,14 @@ def test_a_cancellation_at_any_moment_leaves_neither_a_command_nor_a_descriptor(
     until(lambda: not alive(client, box))
 
 
-def test_a_timeout_of_asyncio_has_the_process_in_its_cause(shared_daemon: Any, client: Any, box: str) -> None:
+@pytest.mark.parametrize("timeout", [asyncio.timeout, aio.timeout])
+def test_a_timeout_of_asyncio_has_the_process_in_its_cause_and_ours_itself(
+    shared_daemon: Any, client: Any, box: str, timeout: Any
+) -> None:
     async def main() -> TimeoutError:
         async with aio.connect(shared_daemon.socket) as other:
-            deadline = asyncio.timeout(None)
             try:
-                async with deadline:
+                async with timeout(None) as deadline:
                     task = asyncio.ensure_future(_reschedule(other, box, deadline))
                     await other.sandbox.exec(box, LONG)
             except TimeoutError as error:
@@ -294,6 +297,8 @@ def test_a_timeout_of_asyncio_has_the_process_in_its_cause(shared_daemon: Any, c
 
     error = asyncio.run(main())
     process_id = error.__cause__.process_id  # type: ignore[union-attr]
+    assert getattr(error, "process_id", process_id) == process_id
+    assert hasattr(error, "process_id") == (timeout is aio.timeout)
     until(lambda: has_ended(client, box, process_id))
 
 

@@ -19,6 +19,7 @@ from tests.conftest import RunningDaemon, daemon_in
 from tests.support.boxes import new_box
 from tests.support.clients import KINDS, Kind, caught, daemon_of, pause
 from tests.support.expect import until
+from tests.support.patience import patient
 
 import sandkeep
 from sandkeep import blocking, transfer
@@ -85,7 +86,7 @@ def in_thread(work: Callable[[], Any]) -> Iterator[list[Any]]:
     thread = threading.Thread(target=run)
     thread.start()
     yield came
-    thread.join(60)
+    thread.join(patient(60))
     assert not thread.is_alive()
 
 
@@ -187,7 +188,7 @@ def test_followers_go_on_where_they_were(daemon: Any, box: str, restart: Callabl
 
     begun = threading.Event()
     with in_thread(lambda: kind.run(daemon.socket, body)) as came:
-        assert begun.wait(60)
+        assert begun.wait(patient(60))
         restart()
         let_go(daemon, box)
     [(seen, said)] = came
@@ -348,7 +349,7 @@ def test_commands_see_a_pause(how: str, daemon: Any, box: str, restart: Callable
             expected = {run: (6, b"before\nafter\n"), exec_: (0, b"x\n"), logs: (0, b"before\nafter\n")}
             expected |= {wait: (6, b""), attach: (6, b"before\nafter\n")}
             for running, (code, said) in expected.items():
-                out, err = running.communicate(timeout=60)
+                out, err = running.communicate(timeout=patient(60))
                 assert (running.returncode, out) == (code, said), running.args
                 assert all(b"waiting for it" in line for line in err.splitlines()), err
 
@@ -368,7 +369,7 @@ def test_an_interrupt_ends_the_pause(daemon: Any, box: str) -> None:
             assert running.stderr is not None
             assert b"does not answer: waiting for it" in running.stderr.readline()
             running.send_signal(signal.SIGINT)
-            assert running.wait(60) == 130
+            assert running.wait(patient(60)) == 130
     daemon.start()
 
 
@@ -389,7 +390,7 @@ def test_patience_has_an_end(tmp_path: Path, kind: Kind) -> None:
 
     for patience_s in (0, 0.2):
         with listening(path) as listener:
-            listener.settimeout(60)
+            listener.settimeout(patient(60))
             kind.run(path, body, patience_s=patience_s)
 
 
@@ -405,7 +406,7 @@ def test_a_daemon_that_says_nothing_is_not_waited_for_longer(tmp_path: Path, kin
         assert await kind.together(ask, ask, ask) == [True] * 3
 
     with listening(path) as listener:
-        listener.settimeout(60)
+        listener.settimeout(patient(60))
         kind.run(path, body, patience_s=0.2)
 
 
@@ -436,7 +437,7 @@ def test_what_cannot_be_given_again_is_not(tmp_path: Path) -> None:
     """A method that the client does not know may change anything; and a daemon that was told to stop has stopped."""
     path = str(tmp_path / "s")
     with listening(path) as listener, blocking.connect(path) as client:
-        listener.settimeout(60)
+        listener.settimeout(patient(60))
         for method in ("new.method", "daemon.shutdown"):
             with in_thread(lambda name=method: client.call(name)) as came:  # type: ignore[misc]
                 server = listener.accept()[0]
@@ -447,7 +448,7 @@ def test_what_cannot_be_given_again_is_not(tmp_path: Path) -> None:
 
 def _greet(server: socket.socket) -> None:
     """Hear a client out, and answer its greeting."""
-    server.settimeout(60)
+    server.settimeout(patient(60))
     said = b""
     while said.count(b"\n") < 1:
         said += server.recv(65536)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.patience import patient
 
 from sandkeep.clients import handles
 from sandkeep.clients.binding import Nouns, bind, parameters
@@ -105,6 +106,10 @@ def test_what_python_programs_have_at_hand_can_be_given() -> None:
     assert sent("snapshot.create", sandbox_id="a", include=(Path("b"), "c"))["include"] == ["b", "c"]
     assert sent("sandbox.exec", sandbox_id="a", command="cat", stdin="grüße")["stdin"] == "grüße".encode()
     assert sent("process.write_stdin", sandbox_id="a", name="b", data=bytearray(b"c"))["data"] == b"c"
+    assert sent("sandbox.exec", sandbox_id="a", command="cat", timeout=5)["timeout_s"] == 5
+    assert sent("process.wait", sandbox_id="a", name="b", timeout=5)["timeout_s"] == 5
+    with pytest.raises(TypeError, match="no parameter 'timeout'"):
+        sent("sandbox.get", sandbox_id="a", timeout=5)
     with pytest.raises(TypeError, match=r"sandbox.exec\(\) cannot send env: .*object"):
         sent("sandbox.exec", sandbox_id="a", command="cat", env={"A": object()})
     with pytest.raises(TypeError, match="did you mean 'memory_bytes'"):
@@ -123,5 +128,7 @@ def test_whoever_only_calls_does_not_load_what_describes() -> None:
         "ClientMethod(lambda row: row, METHODS['daemon.ping'])()\n"
         "print(sorted({'sandkeep.clients.signatures', 'sandkeep.clients.handles'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=patient(60), check=True
+    )
     assert done.stdout == "[]\n"

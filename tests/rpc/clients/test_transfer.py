@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from tests.support import disks
 from tests.support.boxes import Box, archive, at_most, new_box
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 from tests.support.users import NOBODY, as_user, command_as
 
 from sandkeep import transfer
@@ -753,7 +754,7 @@ def test_a_daemon_that_is_killed_ends_the_command_and_leaves_nothing(
         with running(box, f"{box.id}:bin", str(here)) as program:
             until(lambda: [name for _, _, names in os.walk(here) for name in names if name == "b"])
             daemon.kill()
-            assert program.wait(60) == 1
+            assert program.wait(patient(60)) == 1
             assert program.stderr is not None
             assert b"not_ready" in program.stderr.read()
         assert os.listdir(here) == []

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from tests.support.expect import until
 from tests.support.gateway import SESSIONS, Gateway, gateway_in
+from tests.support.patience import patient
 
 from sandkeep.compat.astraforge import DeepAgentClient, SandboxBackend, SandboxSession
 from sandkeep.errors import CallerError, DataError, SandkeepError, SetupError, StateError
@@ -428,7 +429,7 @@ def starting(
 
         def finish() -> SandboxSession:
             let_go()
-            return started.result(60)
+            return started.result(patient(60))
 
         yield finish
 
@@ -460,5 +461,5 @@ def test_one_that_is_ready_in_time_is_used(
     with starting(gateway, client, gate, "late") as finish, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(lambda: backend(id="late").id)
         finish()
-        assert waiting.result(60) == "late"
+        assert waiting.result(patient(60)) == "late"
     client.stop_sandbox_session("late")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.support.patience import patient
 from trio_websocket import ConnectionClosed
 from wsproto import ConnectionType
 
@@ -132,7 +133,7 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 async def servers(identity: Identity) -> AsyncIterator[list[Server]]:
     """Two of them. A test that hangs fails."""
-    with trio.fail_after(60):
+    with trio.fail_after(patient(60)):
         async with trio.open_nursery() as nursery:
             made = [Server(identity, nursery), Server(identity, nursery)]
             for server in made:

@@ -11,6 +11,7 @@ from tests.conftest import RunningDaemon, daemon_in
 from tests.support import sshd
 from tests.support.expect import refused
 from tests.support.kubernetes.images import TOOLS
+from tests.support.patience import patient
 
 from sandkeep.compat import crafty
 from sandkeep.compat.crafty import Provider, ssh
@@ -46,7 +47,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def said(command: list[str], *words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([*command, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=180)
+    return subprocess.run(
+        [*command, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=patient(180)
+    )
 
 
 def test_a_client_gets_in_with_its_key_and_trusts_no_other_server(project: str, home: Path, modal: Any) -> None:

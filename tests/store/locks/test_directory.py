@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.support.expect import refused
+from tests.support.patience import patient
 
 from sandkeep_store.locks.directory import STALE_S, DirectoryStore
 from sandkeep_store.locks.store import path_of
@@ -73,18 +74,18 @@ def test_a_writer_who_was_stopped_before_the_last_step_changes_nothing_when_he_g
     def stops(*names: Any, **folders: Any) -> None:
         if threading.current_thread() is writer:
             stopped.set()
-            assert go_on.wait(30)
+            assert go_on.wait(patient(30))
         rename(*names, **folders)
 
     writer = threading.Thread(target=lambda: answers.append(store.write(LOCK, b"late", first.version)))
     monkeypatch.setattr(os, "rename", stops)
     writer.start()
-    assert stopped.wait(30)
+    assert stopped.wait(patient(30))
     following = tmp_path / f"{LOCK}.next"
     os.utime(following, (0, following.stat().st_mtime - STALE_S - 5))
     assert store.write(LOCK, b"2", first.version) is not None
     go_on.set()
-    writer.join(30)
+    writer.join(patient(30))
     assert answers == [None]
     assert (tmp_path / LOCK).read_bytes() == b"2"
     assert names(tmp_path) == ["lock.json"]

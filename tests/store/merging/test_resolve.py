@@ -114,7 +114,8 @@ def test_any_resolutions_give_a_tree(random: Random) -> None:
         merged = at.merge(base, branches)
         resolutions: dict[bytes, Resolution] = {}
         for conflict in merged.conflicts:
-            choices: list[Resolution] = [TakeBase(), *(TakeBranch(name) for name in conflict.branches)]
+            choices: list[Resolution] = [TakeBase(), TakeBase(whole=True)]
+            choices += [TakeBranch(name, whole) for name in conflict.branches for whole in (True, False)]
             resolutions[conflict.path] = random.choice(choices)
         done = resolve(merged, resolutions, blobs=at.blobs, now_ns=5)
         found = at.result(done, base)
@@ -124,7 +125,7 @@ def test_any_resolutions_give_a_tree(random: Random) -> None:
             assert found[name.rpartition(b"/")[0] or b"."][0] == "directory"
         for conflict in merged.conflicts:
             choice = resolutions[conflict.path]
-            if isinstance(choice, TakeBranch) and conflict.kind not in ("mode", "case"):
+            if isinstance(choice, TakeBranch) and choice.whole and conflict.kind != "case":
                 stays = any(name.startswith(conflict.path + b"/") for name in found)
                 assert found.get(conflict.path) == branches[choice.branch].get(conflict.path) or stays
 

@@ -109,7 +109,7 @@ def test_hunks_apart_merge_and_those_that_touch_clash() -> None:
     base = b"".join(TEN)
     merged = merge_text(base, [edited((2, 3, b"A\n")), edited((4, 5, b"B\n")), edited((6, 7, b""))])
     assert merged.text() == edited((2, 3, b"A\n"), (4, 5, b"B\n"), (6, 7, b""))
-    assert merged.regions[:3] == [Kept(TEN[:2]), Taken([b"A\n"], frozenset([0])), Kept(TEN[3:4])]
+    assert merged.regions[:3] == [Kept(TEN[:2]), Taken([b"A\n"], frozenset([0]), [b"2\n"]), Kept(TEN[3:4])]
     touching = merge_text(base, [edited((2, 3, b"A\n")), edited((3, 4, b"B\n"))])
     assert touching.clashes == [Clash(TEN[2:4], {0: [b"A\n", b"3\n"], 1: [b"2\n", b"B\n"]}, 2)]
     inserted = merge_text(base, [edited((3, 3, b"A\n")), edited((3, 3, b"B\n"))])
@@ -127,7 +127,7 @@ def test_hunks_are_joined_transitively() -> None:
 def test_equal_changes_are_taken_once() -> None:
     merged = merge_text(b"".join(TEN), [edited((2, 3, b"A\n")), edited((2, 3, b"A\n"), (8, 9, b"B\n"))])
     assert merged.text() == edited((2, 3, b"A\n"), (8, 9, b"B\n"))
-    assert merged.regions[1] == Taken([b"A\n"], frozenset([0, 1]))
+    assert merged.regions[1] == Taken([b"A\n"], frozenset([0, 1]), [b"2\n"])
 
 
 def test_converted_endings_do_not_clash_with_edits() -> None:
@@ -162,9 +162,10 @@ def test_text_is_what_git_takes_for_text() -> None:
 CLASH = merge_text(b"1\nold\n2\n", [b"1\nsame\nA\n2\n", b"1\nsame\nB\n2\n", b"1\nsame\nA\n2\n"])
 
 
-def test_one_version_may_be_preferred() -> None:
-    assert clashes.prefer(CLASH, 1).text() == b"1\nsame\nB\n2\n"
-    assert clashes.prefer(merge_text(b"old", [b"A", b"B", b"old"]), 2).clashes
+def test_one_version_may_be_chosen() -> None:
+    assert clashes.choose(CLASH, {CLASH.clashes[0].start: 1}).text() == b"1\nsame\nB\n2\n"
+    assert clashes.choose(CLASH, {CLASH.clashes[0].start: None}).text() == b"1\nold\n2\n"
+    assert clashes.choose(CLASH, {0: 1}).clashes == CLASH.clashes
 
 
 def test_all_versions_may_be_united() -> None:

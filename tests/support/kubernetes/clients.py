@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import urllib3
 from tests.support.kubernetes.cluster import Cluster
+from tests.support.patience import patient
 
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
@@ -52,7 +53,7 @@ class Clients:
     def exec(self, pod: str, *command: str, namespace: str = "default") -> str:
         """Run a command in a pod, and return what it writes within a minute."""
         process = self.open_exec(pod, *command, namespace=namespace)
-        process.run_forever(timeout=60)
+        process.run_forever(timeout=patient(60))
         return str(process.read_all())
 
     def open_exec(self, pod: str, *command: str, namespace: str = "default", **options: Any) -> Any:

@@ -4,20 +4,23 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
+from sandkeepd.host.host_commit.journal import Journal, JournalError
 from sandkeepd.host.host_commit.moves import IMPLICIT, ChangedError, Kept, Moves, Step
 from sandkeepd.host.host_commit.names import parent_of, why_forbidden
 from sandkeepd.host.host_commit.plan import ContentsError, Planner
-from sandkeepd.host.host_commit.staging import Staging
+from sandkeepd.host.host_commit.staging import ForeignError, Staging
 from sandkeepd.host.host_commit.survey import BLOCKED, Finding, Survey
 from sandkeepd.host.host_commit.tree import Tree
-
-JOURNAL_VERSION: Final = 1
 
 
 class StoppedError(Exception):
     """SIGTERM: the daemon gave the commit up."""
+
+
+class MovedError(Exception):
+    """The path of the target leads to another directory than that of the commit."""
 
 
 @dataclass(slots=True)
@@ -31,25 +34,29 @@ class Outcome:
 
 
 class Commit:
-    """One commit in a locked target. `checkpoint` is called with the name of each point; it may raise StoppedError."""
+    """One commit in a locked target, with its locked journal. `checkpoint` is called with the name of each point; it
+    may raise StoppedError.
+    """
 
-    def __init__(self, tree: Tree, commit: str, checkpoint: Callable[[str], None]) -> None:
+    def __init__(self, tree: Tree, commit: str, journal: Journal, checkpoint: Callable[[str], None]) -> None:
         self._tree = tree
         self._commit = commit
+        self._journal = journal
         self._checkpoint = checkpoint
 
-    def apply(self, changes: Sequence[Any], survey: Survey, contents: int, *, clean_up: bool) -> Outcome:
+    def apply(self, changes: Sequence[Any], survey: Survey, contents: int) -> Outcome:
         """Make all changes that the survey lets through. On any error everything is as it was; then the findings of
         the survey name the path that caused it.
         """
-        staging = Staging.create(self._tree, self._commit)
+        staging = Staging.create(self._tree, self._commit, self._journal)
         moves = Moves(self._tree, staging)
         steps: list[Step] = []
         step: Step | None = None
         try:
             steps = Planner(self._tree, staging, contents, self._checkpoint).plan(changes, survey)
             self._checkpoint("staged")
-            staging.write_journal({"version": JOURNAL_VERSION, "steps": [each.to_json() for each in steps]})
+            staging.sync()
+            self._journal.write([each.to_json() for each in steps])
             self._checkpoint("journal")
             made = []
             for step in steps:
@@ -64,17 +71,16 @@ class Commit:
             for each in made:
                 moves.check_slot(each)
             self._checkpoint("flushed")
-            staging.mark("complete")
+            os.fsync(staging.slots)
+            self._journal.mark("complete")
         except (ChangedError, ContentsError, StoppedError, OSError) as error:
-            if staging.state == "complete":  # and only the fsync after that failed
+            if self._journal.state == "complete":  # and only the fsync after that failed
                 return Outcome("complete", leftover=True)
             outcome = self._explain(error, step, survey)
             undone = self._roll_back(staging, steps, discard=False)
             outcome.kept, outcome.leftover = undone.kept, undone.leftover
             return outcome
         self._checkpoint("complete")
-        if not clean_up:
-            return Outcome("complete")
         kept, leftover = self._clean_up(staging, steps)
         return Outcome("complete", kept=kept, leftover=leftover)
 
@@ -83,6 +89,8 @@ class Commit:
             return Outcome("stopped")
         if isinstance(error, ContentsError):
             return Outcome("contents")
+        if isinstance(error, JournalError):
+            return Outcome("journal", error.errno or errno.EIO)
         if isinstance(error, ChangedError):
             if error.place != IMPLICIT:
                 survey.findings[error.place] = Finding("host_changed", error.why)
@@ -97,18 +105,23 @@ class Commit:
 
     def undo(self, *, discard: bool) -> Outcome:
         """Take back a commit that is not complete, or clean up after one. With `discard`, drop the old entries that
-        cannot be put back. "none" means that there is no trace of it; only a comparison tells then how it ended.
+        cannot be put back. "none": there is nothing of it in the target. Raises MovedError, ForeignError, ValueError.
         """
+        state = self._journal.state
+        if state is None:
+            Staging.remove_empty(self._tree, self._commit)
+            return Outcome("none")
+        target, inode = self._journal.identities()
+        if target != self._tree.inode:
+            raise MovedError
+        steps = _read_steps(self._journal)
         try:
-            staging = Staging(self._tree, self._commit)
+            staging = Staging(self._tree, self._commit, inode)
         except FileNotFoundError:
+            if state == "applying":  # it goes only after that
+                raise ForeignError from None
             return Outcome("none")
-        state = staging.state
-        if state is None and not os.listdir(staging.slots):  # just begun, or all but cleaned up
-            staging.remove()
-            return Outcome("none")
-        steps = [] if state is None else _read_steps(staging, state)
-        if state == "journal":
+        if state == "applying":
             return self._roll_back(staging, steps, discard=discard)
         kept, leftover = self._clean_up(staging, steps, discard=discard)
         return Outcome("complete" if state == "complete" else "undone", kept=kept, leftover=leftover)
@@ -126,11 +139,12 @@ class Commit:
             if left:
                 kept.append(left)
             self._checkpoint("rollback")
-        if staging.state == "journal":
+        if self._journal.state == "applying":
             self._tree.flush(_touched(steps))
             if (failed or any(each.slot is not None for each in kept)) and not discard:
                 return Outcome("undone", kept=kept, leftover=True)
-            staging.mark("undone")
+            os.fsync(staging.slots)
+            self._journal.mark("undone")
         self._checkpoint("undone")
         more, leftover = self._clean_up(staging, steps, discard=discard)
         return Outcome("undone", kept=[*kept, *more], leftover=leftover)
@@ -153,13 +167,10 @@ class Commit:
         return kept, not staging.remove()
 
 
-def _read_steps(staging: Staging, state: str) -> list[Step]:
-    """Return the steps of the journal. Raises ValueError: it was written by this program and its owner, but when?"""
+def _read_steps(journal: Journal) -> list[Step]:
+    """Return the steps of the journal. Raises OSError, ValueError."""
     try:
-        journal = staging.read_journal(state)
-        if journal["version"] != JOURNAL_VERSION:
-            raise ValueError("version")
-        steps = [Step.from_json(values) for values in journal["steps"]]
+        steps = [Step.from_json(values) for values in journal.steps()]
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError("damaged") from error
     if any(why_forbidden(step.path) for step in steps):

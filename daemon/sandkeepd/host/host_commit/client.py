@@ -3,9 +3,8 @@
 All functions block, for a thread of their own. Nothing that the program says is trusted: the caller may manipulate
 processes of his uid. Its answer names paths by their places in the request, except those that an undo kept.
 
-A commit that was cut off, by a crash, a cancellation or a timeout, is taken back by `undo` with its id. For an exact
-record, call `apply` with `clean_up=False`: the complete commit stays marked in the target until `undo` answers
-"complete" and removes the mark.
+A commit that was cut off, by a crash, a cancellation or a timeout, is taken back by `undo` with its id and its journal.
+The journal alone says how a commit ended, whatever the program has answered: see `journal`.
 """
 
 import errno
@@ -17,7 +16,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final, Literal, NoReturn
 
@@ -64,7 +63,7 @@ _Why = Literal[
 ]  # fmt: skip
 _Result = Literal[
     "checked", "complete", "refused", "changed", "undone", "none", "busy", "unfinished", "failed", "stopped", "target",
-    "contents", "invalid", "foreign", "damaged", "defect",
+    "contents", "invalid", "foreign", "moved", "journal", "damaged", "defect",
 ]  # fmt: skip
 
 
@@ -98,8 +97,8 @@ class KeptPath(Struct, frozen=True, kw_only=True):
 
 
 class Undone(Struct, frozen=True, kw_only=True):
-    """The end of an `undo`. `outcome`: "undone"; "complete", if the commit had been; "none", if there is no trace of
-    it: `check` tells then how it ended. `leftover`: the staging directory remains, with the backups.
+    """The end of an `undo`. `outcome`: "undone"; "complete", if the commit had been; "none", if there is nothing of it
+    in the target. `leftover`: the staging directory remains, with the backups.
     """
 
     outcome: Literal["undone", "complete", "none"]
@@ -144,25 +143,26 @@ def apply(
     commit: str,
     changes: Sequence[Change],
     contents: int,
+    journal: int,
     *,
     force: Collection[bytes] | None = (),
-    clean_up: bool = True,
     timeout_s: float = TIMEOUT_S,
     failpoints: Sequence[str] = (),
 ) -> Report:
-    """Make all changes in the directory `target`, or none. `contents` is a read-only descriptor of all new contents.
+    """Make all changes in the directory `target`, or none. `contents` is a read-only descriptor of all new contents,
+    `journal` one of an empty file, whose name is durable.
 
     Raises `invalid` (no such directory; a forbidden path), `permission_denied`, `host_changed` with the `paths` and
-    their statuses, `conflict` while another commit changes the target, or if a dead one did (`unfinished` is its id),
-    `storage_unavailable` on a full disk. Nothing is changed then. After `timeout`, `provider_unavailable`, `internal`
-    and a cancellation the commit may be half-done, and so it may if the error has `leftover`: call `undo`, which is
-    harmless after the others, too.
+    their statuses, `conflict` while another commit changes the target, or if it has a staging directory (`unfinished`
+    is the id in its name), `storage_unavailable` on a full disk. Nothing is changed then. After `timeout`,
+    `provider_unavailable`, `internal` and a cancellation the commit may be half-done or complete, and so it may if the
+    error has `leftover`: read the state of the journal, or call `undo`, which is harmless after the others, too.
     """
     if fcntl.fcntl(contents, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
         raise ValueError("contents must be open for reading only")
     answer = _run(
-        "apply", target, caller, timeout_s, commit=commit, changes=changes, contents=contents, force=force,
-        clean_up=clean_up, failpoints=failpoints,
+        "apply", target, caller, timeout_s, commit=commit, changes=changes, contents=contents, journal=journal,
+        force=force, failpoints=failpoints,
     )  # fmt: skip
     if answer.result != "complete":
         _fail(answer, target, commit, changes)
@@ -173,17 +173,21 @@ def undo(
     target: str,
     caller: Caller,
     commit: str,
+    journal: int,
     *,
     discard: bool = False,
     timeout_s: float = TIMEOUT_S,
     failpoints: Sequence[str] = (),
 ) -> Undone:
-    """Take back a commit that was cut off, or clean up after a complete one. It can be repeated.
+    """Take back a commit that was cut off, or clean up after a complete one, as its `journal` says. It can be repeated.
 
     A path that the host changed since stays; its backup remains in the staging directory, and other commits to the
-    target are refused until it is removed, by hand or with `discard`. Raises as `apply` does.
+    target are refused until it is removed, by hand or with `discard`. Raises as `apply` does; `host_changed` if the
+    target or its staging directory is not the one of the commit, so that nothing is taken back.
     """
-    answer = _run("undo", target, caller, timeout_s, commit=commit, discard=discard, failpoints=failpoints)
+    answer = _run(
+        "undo", target, caller, timeout_s, commit=commit, journal=journal, discard=discard, failpoints=failpoints
+    )
     if answer.result not in ("undone", "complete", "none"):
         _fail(answer, target, commit, [])
     backups = STAGING_PREFIX + commit.encode("ascii") + b"/slots/"
@@ -208,8 +212,8 @@ def _run(
     commit: str = "",
     changes: Sequence[Change] = (),
     contents: int | None = None,
+    journal: int | None = None,
     force: Collection[bytes] | None = (),
-    clean_up: bool = True,
     discard: bool = False,
     failpoints: Sequence[str] = (),
 ) -> _Answer:
@@ -222,11 +226,11 @@ def _run(
         "commit": commit,
         "changes": [change_to_json(change) for change in changes],
         "force": None if force is None else [path.decode("latin-1") for path in force],
-        "clean_up": clean_up,
         "discard": discard,
         "failpoints": list(failpoints),
     }
-    output = _exchange(json.dumps(request).encode("ascii"), target, contents, timeout_s)
+    files = {program.CONTENTS_FD: contents, program.JOURNAL_FD: journal}
+    output = _exchange(json.dumps(request).encode("ascii"), target, files, timeout_s)
     try:
         answer = msgspec.json.decode(output, type=_Answer)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -252,7 +256,7 @@ def _check_request(target: str, caller: Caller, commit: str, verb: str, changes:
         raise CallerError("invalid", message, field="paths")
 
 
-def _exchange(request: bytes, target: str, contents: int | None, timeout_s: float) -> bytes:
+def _exchange(request: bytes, target: str, files: Mapping[int, int | None], timeout_s: float) -> bytes:
     """Run the program with a request, and return its answer; nothing if it was killed. Raises as trio if cancelled."""
     with ExitStack() as stack:
         null = stack.enter_context(closing_fd(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)))
@@ -263,10 +267,11 @@ def _exchange(request: bytes, target: str, contents: int | None, timeout_s: floa
         stack.enter_context(closing_fd(reading))
         with closing_fd(writing), ordinary_priority():
             descriptors = {0: null, 1: writing, 2: null, program.REQUEST_FD: requested}
-            if contents is not None:
-                # Its number must not be one of those that are assigned before it.
-                copy = fcntl.fcntl(contents, fcntl.F_DUPFD_CLOEXEC, program.CONTENTS_FD + 1)
-                descriptors[program.CONTENTS_FD] = stack.enter_context(closing_fd(copy))
+            for number, file in files.items():
+                if file is not None:
+                    # The number of the copy must not be one of those that are assigned before it.
+                    copy = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, program.JOURNAL_FD + 1)
+                    descriptors[number] = stack.enter_context(closing_fd(copy))
             argv = [sys.executable, "-I", "-S", "-c", _BOOT, *_ROOTS]
             pid = spawn.start(argv, TOOL_ENV, descriptors, _RESET)
         with _ended_with_block(pid):
@@ -352,7 +357,11 @@ def _fail(answer: _Answer, target: str, commit: str, changes: Sequence[Change]) 
             raise StateError("conflict", f"another commit is changing {target}: try again later")
         case "unfinished":
             dead = answer.commit if _COMMIT.fullmatch(answer.commit) else ""
-            message = f"an earlier commit to {target} was cut off, or left backups there: undo {dead or 'it'} first"
+            name = answer.commit.encode("unicode_escape").decode("ascii")
+            message = (
+                f"{_staging(target, name)} is not of a commit that this daemon can take back: if it is of another"
+                " daemon's, start that one, else look at what is in it and remove it, and commit again"
+            )
             raise StateError("conflict", message, unfinished=dead)
         case "refused" | "changed":
             raise _refusal(_report(answer, changes), target, rest)
@@ -366,10 +375,18 @@ def _fail(answer: _Answer, target: str, commit: str, changes: Sequence[Change]) 
                 "invalid", "a path is there twice or below a file, or a link leads nowhere: leave it out", field="paths"
             )
         case "foreign":
-            message = f"the staging directory of {commit} in {target} belongs to another user: let him undo it"
-            raise CallerError("permission_denied", message, field="target")
+            directory = _staging(target, commit)
+            message = f"{directory} was moved or replaced, so nothing was taken back: compare {target} with branch.plan"
+            raise StateError("host_changed", message)
+        case "moved":
+            message = f"{target} is not the directory any more that {commit} began to change: nothing was taken back"
+            raise StateError("host_changed", message)
+        case "journal":
+            reason = _reason(answer.errno)
+            message = f"the journal of {commit} cannot be written: {reason}: make room in the state directory"
+            raise DaemonError("storage_unavailable", message, **rest)
         case "damaged":
-            message = f"the journal of {commit} in {target} is damaged: look at it, and remove its directory"
+            message = f"the journal of {commit} in the state directory is damaged: look at its backups in {target}"
             raise DaemonError("internal", message)
         case _:
             message = f"the commit to {target} failed: {answer.result} {answer.message[-500:]!r}"
@@ -382,8 +399,7 @@ def _target_error(answer: _Answer, target: str) -> SandkeepError:
         return CallerError("invalid", message, field="target")
     if answer.errno in _DENIED:
         return CallerError("permission_denied", f"you may not read {target}", field="target", path=target)
-    reason = os.strerror(answer.errno) if 0 < answer.errno < 4096 else "no reason was given"
-    return CallerError("invalid", f"target: {target} is not a directory: {reason}", field="target")
+    return CallerError("invalid", f"target: {target} is not a directory: {_reason(answer.errno)}", field="target")
 
 
 def _refusal(report: Report, target: str, rest: dict[str, Any]) -> SandkeepError:
@@ -404,7 +420,7 @@ def _refusal(report: Report, target: str, rest: dict[str, Any]) -> SandkeepError
 
 
 def _system_error(number: int, target: str, rest: dict[str, Any]) -> SandkeepError:
-    reason = os.strerror(number) if 0 < number < 4096 else "no reason was given"
+    reason = _reason(number)
     if number in _FULL:
         message = f"{target} cannot be written: {reason}: make room there, or repair the disk"
         return DaemonError("storage_unavailable", message, **rest)
@@ -417,3 +433,11 @@ def _system_error(number: int, target: str, rest: dict[str, Any]) -> SandkeepErr
         message = f"{target} is being changed by another program ({reason}), and nothing was changed: try again"
         return StateError("conflict", message, **rest)
     return DaemonError("internal", f"the commit to {target} failed: {reason}", **rest)
+
+
+def _reason(number: int) -> str:
+    return os.strerror(number) if 0 < number < 4096 else "no reason was given"
+
+
+def _staging(target: str, commit: str) -> str:
+    return f"{target}/{os.fsdecode(STAGING_PREFIX)}{commit}"

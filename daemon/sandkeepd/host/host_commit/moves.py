@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 from sandkeep.system.libc import exchange, move
 from sandkeepd.host.host_commit.changes import PERMISSIONS
 from sandkeepd.host.host_commit.staging import Staging
-from sandkeepd.host.host_commit.tree import Seen, Tree, digest, entries, look, set_mode
+from sandkeepd.host.host_commit.tree import Seen, Tree, digest, entries, look, set_permissions
 
 Act: TypeAlias = Literal["create", "replace", "remove", "mode"]
 
@@ -128,7 +128,7 @@ class Moves:
 
     def _set_mode(self, step: Step, parent: int, name: bytes) -> bool:
         assert step.old is not None
-        if not set_mode(parent, name, step.old, step.mode):
+        if not set_permissions(parent, name, step.old, step.mode):
             raise ChangedError(step.place, "mode")
         return True
 
@@ -187,11 +187,13 @@ class Moves:
         try:
             with self._tree.parent(step.path) as (parent, name):
                 now = look(parent, name)
-                if now is None or now.device != self._tree.device or now.inode != old.inode:
+                if now is None or (now.device, now.inode, now.kind) != (self._tree.device, old.inode, old.kind):
                     return None
                 if (now.mode ^ step.mode) & PERMISSIONS:
                     return None  # never set, or set again by the host
-                set_mode(parent, name, now, old.mode)
+                if now.kind == "file" and (now.size, now.mtime_ns) != (old.size, old.mtime_ns):
+                    return Kept(step.path, "content", None)  # maybe another file, with a secret, and its old inode
+                set_permissions(parent, name, now, old.mode)
         except FileNotFoundError:
             return None
         return None
@@ -209,7 +211,7 @@ class Moves:
         return "content"
 
     def _unreplace(self, step: Step, parent: int, name: bytes) -> str:
-        if look(self._slots, step.name) is None:
+        if not self._is_old(step):
             return "backup_missing"
         now = look(parent, name)
         if now is None:
@@ -223,8 +225,15 @@ class Moves:
         return "content"
 
     def _unremove(self, step: Step, parent: int, name: bytes) -> str:
+        if not self._is_old(step):
+            return "backup_missing"
         move(self._slots, step.name, parent, name)
         return ""
+
+    def _is_old(self, step: Step) -> bool:
+        """Return True if the slot holds the entry that the commit moved there."""
+        held = look(self._slots, step.name)
+        return held is not None and step.old is not None and (held.inode, held.kind) == (step.old.inode, step.old.kind)
 
     def _is_ours(self, step: Step, parent: int, name: bytes, seen: Seen | None) -> bool:
         """Return True if the entry is the one that the commit put there, with its content."""

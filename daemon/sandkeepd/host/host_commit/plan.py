@@ -75,7 +75,7 @@ class Planner:
 
     def _mode_step(self, place: int, path: bytes, old: Seen, mode: int) -> Step:
         step = self._step("mode", place, path, old)
-        step.mode = old.mode & ~PERMISSIONS | mode & PERMISSIONS
+        step.mode = mode & PERMISSIONS
         return step
 
     def _mode_of_new(self, step: Step, mode: int) -> list[Step]:

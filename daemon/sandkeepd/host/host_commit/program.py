@@ -1,7 +1,8 @@
 """The program that compares and changes a caller's directory, with his rights.
 
-It reads one request from descriptor 3, takes the caller's rights, and writes one answer to stdout; descriptor 4, if
-the request has contents, is a file with those of all new files. It imports everything before it drops rights.
+It reads one request from descriptor 3, takes the caller's rights, and writes one answer to stdout. Descriptor 4, if the
+request has contents, is a file with those of all new files; descriptor 5 is the journal of the commit, in the daemon's
+state directory. It imports everything before it drops rights.
 """
 
 import errno
@@ -17,15 +18,17 @@ from typing import Any, Final
 
 from sandkeep.system.descriptors import write_all
 from sandkeepd.host.host_commit import rights
-from sandkeepd.host.host_commit.apply import Commit, Outcome, StoppedError
+from sandkeepd.host.host_commit.apply import Commit, MovedError, Outcome, StoppedError
 from sandkeepd.host.host_commit.changes import Change, change_from_json
-from sandkeepd.host.host_commit.names import STAGING_PREFIX, ancestors, is_git, staging_id
+from sandkeepd.host.host_commit.journal import Journal, JournalError
+from sandkeepd.host.host_commit.names import STAGING_PREFIX, Repositories, ancestors, is_git, staging_id
 from sandkeepd.host.host_commit.staging import ForeignError
 from sandkeepd.host.host_commit.survey import Survey
 from sandkeepd.host.host_commit.tree import Tree
 
 REQUEST_FD: Final = 3
 CONTENTS_FD: Final = 4
+JOURNAL_FD: Final = 5
 MAX_DETAILS: Final = 10_000
 """Maximum number of paths with a status in an answer."""
 
@@ -92,25 +95,42 @@ def _run(request: dict[str, Any], checkpoint: _Checkpoints) -> dict[str, Any]:
         return {"result": "target", "errno": error.errno}
     if any(is_git(part) or part.lower().startswith(STAGING_PREFIX) for part in path.split(b"/")):
         return {"result": "target", "errno": errno.EPERM, "message": "git"}
+    if request["verb"] != "undo" and _is_in_repository(path):
+        return {"result": "target", "errno": errno.EPERM, "message": "git"}
     try:
         if request["verb"] != "check":
             # Only for the length of this program: the lock ends with it, however that comes.
             fcntl.flock(tree.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            Journal(JOURNAL_FD).lock()  # the path may lead to another directory than an earlier program's
     except OSError as error:
         return {"result": "busy"} if error.errno in _LOCKED else {"result": "failed", "errno": error.errno}
     try:
         if request["verb"] == "undo":
             return _undo(tree, request, checkpoint)
         return _check_or_apply(tree, request, checkpoint)
+    except ForeignError:
+        return {"result": "foreign"}
+    except JournalError as error:
+        return {"result": "journal", "errno": error.errno}
     except OSError as error:
         return {"result": "failed", "errno": error.errno or errno.EIO}
 
 
+def _is_in_repository(path: bytes) -> bool:
+    """Return True if git would take a directory for a bare repository, or one above up to the first with a ``.git``."""
+    for directory in (path, *(b"/" + above for above in reversed([*ancestors(path[1:])]))):
+        if os.path.lexists(directory + b"/.git"):
+            return False
+        if Repositories(lambda name, top=directory: os.path.lexists(top + b"/" + name)).contain(b"."):  # type: ignore[misc]
+            return True
+    return False
+
+
 def _undo(tree: Tree, request: dict[str, Any], checkpoint: _Checkpoints) -> dict[str, Any]:
     try:
-        outcome = Commit(tree, request["commit"], checkpoint).undo(discard=request["discard"])
-    except ForeignError:
-        return {"result": "foreign"}
+        outcome = Commit(tree, request["commit"], Journal(JOURNAL_FD), checkpoint).undo(discard=request["discard"])
+    except MovedError:
+        return {"result": "moved"}
     except ValueError as error:
         return {"result": "damaged", "message": str(error)[:200]}
     return _answer(outcome)
@@ -126,12 +146,12 @@ def _check_or_apply(tree: Tree, request: dict[str, Any], checkpoint: _Checkpoint
         return {"result": "checked", **_details(Survey(tree, changes, forced))}
     dead = staging_id([os.fsencode(name) for name in os.listdir(tree.fd)])
     if dead is not None:
-        return {"result": "unfinished", "commit": dead[:100]}
+        return {"result": "unfinished", "commit": dead}
     survey = Survey(tree, changes, forced)
     if survey.stops():
         return {"result": "refused", **_details(survey)}
-    commit = Commit(tree, request["commit"], checkpoint)
-    outcome = commit.apply(changes, survey, CONTENTS_FD, clean_up=request["clean_up"])
+    commit = Commit(tree, request["commit"], Journal(JOURNAL_FD), checkpoint)
+    outcome = commit.apply(changes, survey, CONTENTS_FD)
     return {**_answer(outcome), **_details(survey)}
 
 

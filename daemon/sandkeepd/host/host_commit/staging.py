@@ -1,87 +1,81 @@
-"""The staging directory of a commit, in the target: slots with new or old entries, and the journal.
+"""The staging directory of a commit, in the target: its slots, with new or old entries.
 
-Its state is the name of the journal. None: nothing in the target was changed. ``journal``: some of it may be.
-``complete``: all is as the commit wants it. ``undone``: all is as it was. Each is reached by one rename, after an fsync
-of everything before it.
+It is in the target, as only a rename within a file system is atomic. Whoever may write in the target can rename it, or
+give its name to another directory; so it is opened by its name and the inode in the journal, which nobody else can have
+as long as it is not empty. What is in it is the caller's own: nobody else may write there.
 """
 
 import errno
-import json
 import os
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
-from sandkeep.system.descriptors import write_all
 from sandkeep.system.libc import sync_filesystem
 from sandkeep.system.openat2 import open_beneath
+from sandkeepd.host.host_commit.journal import Journal
 from sandkeepd.host.host_commit.names import STAGING_PREFIX
-from sandkeepd.host.host_commit.tree import Tree, look
+from sandkeepd.host.host_commit.tree import Tree
 
-STATES: Final = ("complete", "undone", "journal")
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class ForeignError(Exception):
-    """The staging directory belongs to somebody else."""
+    """The directory with the name of the staging directory is another one."""
 
 
 class Staging:
     """An open staging directory; `slots` is the open directory of its numbered entries."""
 
-    def __init__(self, tree: Tree, commit: str) -> None:
-        """Open it. Raises OSError, ForeignError."""
+    def __init__(self, tree: Tree, commit: str, inode: int | None = None) -> None:
+        """Open it: the one with that inode, or an empty one. Raises OSError, ForeignError."""
         self._tree = tree
-        self._name = STAGING_PREFIX + commit.encode("ascii")
+        self._name = _name(commit)
         self.fd = open_beneath(tree.fd, self._name, _DIRECTORY)
         info = os.fstat(self.fd)
-        if info.st_uid != os.geteuid() or info.st_mode & 0o022:  # a journal of somebody else's could direct us
+        if info.st_uid != os.geteuid() or info.st_mode & 0o022 or info.st_dev != tree.device:
             raise ForeignError
-        self.slots = self._open_slots()
+        if info.st_ino != inode if inode is not None else os.listdir(self.fd):
+            raise ForeignError
+        self._inode = info.st_ino
+        self.slots = self._open_slots() if inode is not None else -1
 
     @classmethod
-    def create(cls, tree: Tree, commit: str) -> "Staging":
-        """Create it, empty. Raises OSError."""
-        os.mkdir(STAGING_PREFIX + commit.encode("ascii"), 0o700, dir_fd=tree.fd)
-        return cls(tree, commit)
+    def create(cls, tree: Tree, commit: str, journal: Journal) -> "Staging":
+        """Create it, and begin the journal. Raises OSError, ForeignError, ValueError for a journal that was used."""
+        if journal.state is not None:
+            raise ValueError("the journal was used before")
+        os.mkdir(_name(commit), 0o700, dir_fd=tree.fd)
+        try:
+            staging = cls(tree, commit)
+            journal.begin(tree.inode, staging._inode)  # before anything is in it, which would be found with it
+            staging.slots = staging._open_slots()
+        except OSError:
+            journal.clear()  # somebody may have removed it, and so its inode may be another directory's soon
+            cls.remove_empty(tree, commit)
+            raise
+        return staging
+
+    @staticmethod
+    def remove_empty(tree: Tree, commit: str) -> None:
+        """Remove the directory of a commit whose journal was not begun; one that is not empty is not that."""
+        with suppress(OSError):
+            os.rmdir(_name(commit), dir_fd=tree.fd)
+            os.fsync(tree.fd)
 
     def _open_slots(self) -> int:
         with suppress(FileExistsError):
             os.mkdir(b"slots", 0o700, dir_fd=self.fd)
         return open_beneath(self.fd, b"slots", _DIRECTORY)
 
-    @property
-    def state(self) -> str | None:
-        """The name of the journal; None before it is written."""
-        return next((state for state in STATES if look(self.fd, state.encode()) is not None), None)
-
     def create_file(self, slot: bytes) -> int:
         """Create a file for a new entry, for the caller to close."""
         return os.open(slot, _NEW, 0o600, dir_fd=self.slots)
 
-    def write_journal(self, journal: dict[str, Any]) -> None:
-        """Write the journal and make it, and this directory in the target, durable."""
-        fd = os.open(b"new", _NEW, 0o600, dir_fd=self.fd)
-        try:
-            write_all(fd, json.dumps(journal).encode("ascii"))
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.fsync(self.slots)
-        os.rename(b"new", b"journal", src_dir_fd=self.fd, dst_dir_fd=self.fd)
-        os.fsync(self.fd)
-        os.fsync(self._tree.fd)
-
-    def read_journal(self, state: str) -> dict[str, Any]:
-        """Return the journal. Raises OSError, ValueError."""
-        with open(open_beneath(self.fd, state.encode(), os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            return dict(json.loads(file.read()))
-
-    def mark(self, state: str) -> None:
-        """Rename the journal to `complete` or `undone`, durably: the decision."""
-        os.fsync(self.slots)
-        os.rename(b"journal", state.encode(), src_dir_fd=self.fd, dst_dir_fd=self.fd)
-        os.fsync(self.fd)
+    def sync(self) -> None:
+        """Make the names of the entries durable, and this directory in the target."""
+        for directory in (self.slots, self.fd, self._tree.fd):
+            os.fsync(directory)
 
     def flush(self) -> None:
         """Make all new entries durable at once."""
@@ -101,13 +95,9 @@ class Staging:
         return True
 
     def remove(self) -> bool:
-        """Remove the directory with its journal, the slots being empty. Returns False if something else is in it."""
+        """Remove the directory, the slots being empty. Returns False if something else is in it."""
         try:
             os.rmdir(b"slots", dir_fd=self.fd)
-            # The journal goes last: without it, a directory with slots would be one that changed nothing.
-            for name in (b"new", *(state.encode() for state in STATES)):
-                with suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=self.fd)
             os.rmdir(self._name, dir_fd=self._tree.fd)
             os.fsync(self._tree.fd)
         except OSError as error:
@@ -115,3 +105,7 @@ class Staging:
                 return False
             raise
         return True
+
+
+def _name(commit: str) -> bytes:
+    return STAGING_PREFIX + commit.encode("ascii")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sandkeepd.host.host_commit.changes import PERMISSIONS, Change, Entry
-from sandkeepd.host.host_commit.names import ancestors, depth, parent_of, why_forbidden
+from sandkeepd.host.host_commit.names import Repositories, ancestors, depth, folded_mark, parent_of, why_forbidden
 from sandkeepd.host.host_commit.tree import Seen, Tree, digest, entries, look
 
 BLOCKED: Final = {
@@ -30,7 +30,8 @@ BLOCKED: Final = {
 class Finding:
     """The status of a path: apply, same, kept, host_changed, blocked or forbidden; and the entry that was seen.
 
-    `only_mode` says that the entry has the new content already, so that its mode is set where it is.
+    `only_mode` says that the entry has the new content already, and its mode is set where it is. A file with a set-uid
+    bit, or with other names, is replaced instead: nobody gets more of it than of a new file.
     """
 
     status: str
@@ -49,6 +50,8 @@ class Survey:
         self._changes = changes
         self._forced = forced
         self._places = {change.path: place for place, change in enumerate(changes)}
+        self._brought = {folded_mark(change.path) for change in changes if change.new}
+        self._repositories = Repositories(self._has)
         self.findings = [self._inspect(change) for change in changes]
         for place in sorted(range(len(changes)), key=lambda each: -depth(changes[each].path)):
             self._check_contents(changes[place], self.findings[place])
@@ -68,7 +71,7 @@ class Survey:
         return self._forced is None or self._changes[place].path in self._forced
 
     def _inspect(self, change: Change) -> Finding:
-        why = why_forbidden(change.path)
+        why = why_forbidden(change.path) or ("git" if self._repositories.contain(change.path) else None)
         if why:
             return Finding("forbidden", why)
         try:
@@ -82,6 +85,13 @@ class Survey:
             if error.errno not in BLOCKED:
                 raise
             return Finding("blocked", BLOCKED[error.errno])
+
+    def _has(self, path: bytes) -> bool:
+        """Return True if there is something, or the commit brings something."""
+        try:
+            return folded_mark(path) in self._brought or self._tree.look(path) is not None
+        except OSError:
+            return False
 
     def _explains(self, path: bytes) -> bool:
         """Return True if a change of a directory above has a finding of its own about what is there."""
@@ -157,12 +167,13 @@ def _compare(parent: int, name: bytes, seen: Seen | None, change: Change) -> Fin
     old, new = change.old, change.new
     content = _content(parent, name, seen, change)
     is_old, is_new = content in ("old", "both"), content in ("new", "both")
+    only_mode = is_new and seen.is_plain
     mode = seen.mode & PERMISSIONS
     if is_new and new and (not change.sets_mode or mode == new.mode & PERMISSIONS or _is_new_directory(change)):
         return Finding("same", "", seen)
     if is_old and old and (not change.sets_mode or old.kind != (new or old).kind or _mode_is_known(mode, old, new)):
-        return Finding("apply", "", seen, only_mode=is_new)
-    return Finding("host_changed", _difference(seen, change, is_old or is_new), seen, only_mode=is_new)
+        return Finding("apply", "", seen, only_mode=only_mode)
+    return Finding("host_changed", _difference(seen, change, is_old or is_new), seen, only_mode=only_mode)
 
 
 def _compare_missing(change: Change) -> Finding:

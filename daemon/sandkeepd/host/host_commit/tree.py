@@ -11,6 +11,7 @@ from typing import Final
 
 from sandkeep.system.libc import sync_filesystem
 from sandkeep.system.openat2 import open_beneath
+from sandkeepd.host.host_commit.changes import PERMISSIONS
 
 _KINDS: Final = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -34,6 +35,14 @@ class Seen:
     ctime_ns: int
     uid: int
     gid: int
+    links: int
+
+    @property
+    def is_plain(self) -> bool:
+        """True if a mode can be set where it is: no file with a set-uid, set-gid or sticky bit, or with other names,
+        which may be outside of the target.
+        """
+        return self.kind == "directory" or (self.links == 1 and not self.mode & ~PERMISSIONS)
 
     def is_same(self, other: "Seen | None") -> bool:
         """Return True if `other` is this entry, unchanged and not moved."""
@@ -56,7 +65,8 @@ class Tree:
 
     def __init__(self, target: bytes) -> None:
         self.fd = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self.device = os.fstat(self.fd).st_dev
+        info = os.fstat(self.fd)
+        self.device, self.inode = info.st_dev, info.st_ino
 
     @property
     def path(self) -> bytes:
@@ -115,6 +125,7 @@ def seen_from(info: os.stat_result) -> Seen:
     return Seen(
         _KINDS.get(stat.S_IFMT(info.st_mode), "other"), info.st_dev, info.st_ino, info.st_size,
         stat.S_IMODE(info.st_mode), info.st_mtime_ns, info.st_ctime_ns, info.st_uid, info.st_gid,
+        info.st_nlink,
     )  # fmt: skip
 
 
@@ -141,14 +152,20 @@ def entries(parent: int, name: bytes) -> list[bytes]:
         os.close(fd)
 
 
-def set_mode(parent: int, name: bytes, seen: Seen, mode: int) -> bool:
-    """Set the mode of the entry that was seen there; False if it is another one now. Raises OSError."""
+def set_permissions(parent: int, name: bytes, seen: Seen, mode: int) -> bool:
+    """Set the permissions of the entry that was seen there; False if it is another one now. Raises OSError.
+
+    A directory keeps the set-gid and sticky bits that it has. No file has any of these bits afterwards.
+    """
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         now = seen_from(os.fstat(fd))
         if (now.device, now.inode, now.kind, now.mode) != (seen.device, seen.inode, seen.kind, seen.mode):
             return False
-        os.chmod(b"/proc/self/fd/%d" % fd, mode)  # by descriptor, also where the mode allows no opening
+        if not now.is_plain:
+            return False
+        # By descriptor, also where the mode allows no opening.
+        os.chmod(b"/proc/self/fd/%d" % fd, now.mode & ~PERMISSIONS | mode & PERMISSIONS)
         return True
     finally:
         os.close(fd)

@@ -37,7 +37,7 @@ from sandkeepd.providers.docker import build as docker_build
 from sandkeepd.providers.docker import build_context as docker_context
 from sandkeepd.providers.docker import build_group, dockerfile
 from sandkeepd.providers.docker.build_group import BuildGroup
-from sandkeepd.providers.docker.container import LOG_LABEL
+from sandkeepd.providers.docker.container import LOG_LABEL, SANDBOX_LABEL
 from sandkeepd.providers.docker.dockerfile import Dockerfile, Step
 from sandkeepd.providers.docker.engine import Client, Engine, RefusedError
 from sandkeepd.providers.docker.plan import WORKSPACE
@@ -332,7 +332,7 @@ def _remove_unfinished(client: Client, log_id: str, since: float) -> tuple[list[
             refused.append(what)
 
     for found in client.containers(all=True, filters={"label": marks}):
-        if found["Created"] >= since:
+        if found["Created"] >= since and SANDBOX_LABEL not in found["Labels"]:  # of an image with such a label
             what = f"container {found['Id'][:12]}"
             remove(what, partial(client.remove_container, found["Id"], force=True, v=True))
     for found in client.images(filters={"label": marks, "dangling": True}):

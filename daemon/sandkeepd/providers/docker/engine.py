@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import trio
 
-from sandkeep.errors import CallerError, ProviderError, SetupError
+from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError
 from sandkeep.settings import docker
+from sandkeep.system import extras
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -207,7 +208,7 @@ class Engine:
         except HangingError as error:
             self._note_hanging(error)
             return False
-        except ProviderError:
+        except SandkeepError:
             pass  # it is down, and says so at once
         self._hanging = None
         return True
@@ -226,8 +227,11 @@ class Engine:
         )  # fmt: skip
 
     def _work(self, work: Callable[[Client], T], *, patiently: bool = False) -> T:
-        import requests
-        from docker.errors import APIError, DockerException
+        try:
+            import requests
+            from docker.errors import APIError, DockerException
+        except ModuleNotFoundError as error:
+            raise extras.incomplete(error) or error from None
 
         try:
             client = self._awake()

@@ -222,7 +222,15 @@ def _tagged(client: Client) -> list[tuple[str, str | None]]:
 def _probes(client: Client, log_id: str) -> list[tuple[str, str]]:
     label = image_probe.PROBE_LABEL
     found = client.containers(all=True, filters={"label": [label, f"{LOG_LABEL}={log_id}"]})
-    return [(container["Id"], container["Labels"][label]) for container in found]
+    return [(each["Id"], each["Labels"][label]) for each in found if not _has_label(client, each["ImageID"], label)]
+
+
+def _has_label(client: Client, docker_image_id: str, label: str) -> bool:
+    """Return True if an image has a label, which all its containers have then, whoever made them."""
+    with Tolerate(NOT_FOUND):
+        found = client.inspect_image(docker_image_id)  # type: ignore[no-untyped-call]
+        return label in (found["Config"].get("Labels") or {})
+    return False
 
 
 def _remove_container(client: Client, container: str) -> None:

@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from secrets import token_hex
 from typing import Any, Final, NamedTuple
@@ -43,7 +43,7 @@ from sandkeepd.providers.docker.container import (
     labels,
 )
 from sandkeepd.providers.docker.engine import CONFLICT, NOT_FOUND, Client, Tolerate
-from sandkeepd.providers.docker.plan import NO_BRIDGE, Plan, own_volumes
+from sandkeepd.providers.docker.plan import INSIDE, NO_BRIDGE, Plan, own_volumes
 from sandkeepd.providers.docker.resizing import set_limits
 
 GONE_S: Final = 30.0
@@ -353,10 +353,10 @@ def remove(client: Client, sandbox_id: str, log_id: str, but: str | None = None)
     """Remove a sandbox's containers, in any state, and its own volume; all `but` the container with that id, and its
     volume. Safe to repeat. Return the names of the volumes that remain.
 
-    They are found by their labels: a name alone proves nothing.
+    They are found by their labels and mounts: a name alone proves nothing.
     """
     marks = {"label": _labels(sandbox_id, log_id)}
-    for container in client.containers(all=True, filters=marks):
+    for container in filter(_is_sandbox, client.containers(all=True, filters=marks)):
         if container["Id"] != but:
             _remove_container(client, container["Id"])
     unused = {"dangling": True} if but is not None else {}
@@ -384,7 +384,7 @@ def kill(handle: dict[str, Any]) -> None:
 
 def halt(client: Client, sandbox_id: str, log_id: str) -> None:
     """Kill a sandbox's containers, and leave them. Safe to repeat."""
-    for container in client.containers(filters={"label": _labels(sandbox_id, log_id)}):
+    for container in filter(_is_sandbox, client.containers(filters={"label": _labels(sandbox_id, log_id)})):
         with Tolerate(NOT_FOUND, CONFLICT):  # it has ended this moment
             client.kill(container["Id"])
         with Tolerate(NOT_FOUND):
@@ -407,6 +407,18 @@ def pause(client: Client, container_id: str, *, paused: bool = True) -> None:
             return
 
 
+def _is_sandbox(container: Mapping[str, Any]) -> bool:
+    """Return True if a listed container is the sandbox that its labels name: a container gets the labels of its image,
+    too, which anybody may have made, but no directories of the host.
+    """
+    directory = f"/{container['Labels'][SANDBOX_LABEL]}/in"
+    return any(
+        mount.get("Destination") == f"{INSIDE}/in" and mount.get("Source", "").endswith(directory)
+        for mount in container["Mounts"]
+        if mount.get("Type") == "bind"
+    )
+
+
 def _labels(sandbox_id: str, log_id: str) -> list[str]:
     return [f"{LOG_LABEL}={log_id}", f"{SANDBOX_LABEL}={sandbox_id}"]
 
@@ -423,7 +435,8 @@ class LabelledObject(NamedTuple):
 def list_objects(client: Client) -> list[LabelledObject]:
     """Return every container and volume labelled as a sandbox's, of any log."""
     filters = {"label": [LOG_LABEL, SANDBOX_LABEL]}
-    found = [("container", each["Names"][0].lstrip("/"), each) for each in client.containers(all=True, filters=filters)]
+    containers = filter(_is_sandbox, client.containers(all=True, filters=filters))
+    found = [("container", each["Names"][0].lstrip("/"), each) for each in containers]
     found += [("volume", each["Name"], each) for each in client.volumes(filters=filters)["Volumes"] or ()]
     return [
         LabelledObject(kind, name, each["Labels"][SANDBOX_LABEL], each["Labels"][LOG_LABEL])

@@ -15,6 +15,7 @@ import trio
 
 from sandkeep.errors import SandkeepError, SetupError
 from sandkeep.settings import kubernetes as settings
+from sandkeep.system import extras
 from sandkeepd.providers.kubernetes import requests
 from sandkeepd.providers.kubernetes.observed import Event, Metadata, Observed
 from sandkeepd.providers.kubernetes.requests import CONFLICT, NOT_FOUND, RefusedError, Requests, UnderWay
@@ -307,8 +308,7 @@ def connect(kubeconfig: str) -> Api:
     try:
         from kubernetes import client, config
     except ImportError:
-        message = "the package kubernetes is missing: install sandkeep[kubernetes]"
-        raise SetupError("not_configured", message) from None
+        raise extras.not_installed("kubernetes", "the provider kubernetes") from None
     configuration = client.Configuration()
     context = settings.CONTEXT() or None
     try:

@@ -7,6 +7,7 @@ import trio
 from sandkeep.errors import SandkeepError
 from sandkeep.kubernetes import versions
 from sandkeep.model import Capability, ProviderCapabilities
+from sandkeep.system import extras
 from sandkeepd.keeper import program
 from sandkeepd.providers.common.capabilities import capability
 from sandkeepd.providers.kubernetes import plan
@@ -25,7 +26,9 @@ _RESTART: Final = "a pod's files go with it: make checkpoints or snapshots, and 
 async def capabilities(name: str, cluster: Cluster, objects: Objects) -> ProviderCapabilities:
     """See `Provider.capabilities`."""
     why, features = "no cluster is configured: set KUBECONFIG to a kubeconfig file", {}
-    if cluster.is_configured:
+    if absent := extras.missing("kubernetes", "the provider kubernetes"):
+        why = absent.message
+    elif cluster.is_configured:
         try:
             program.read(machine())
             why = ""

@@ -361,7 +361,7 @@ def _await_first(job: Job, child: int, talk: int, info: int) -> Identity:
     if first is not None and job.plan.uid is None and job.plan.mechanism != "none":
         _close_view(child, first)
     if first is None:
-        os.kill(child, signal.SIGKILL)  # its children are the sandbox's, and end with that
+        os.killpg(child, signal.SIGKILL)  # its children, too: bwrap 0.8 may leave one that waits for it
         reap(child)
         sentence = ready.decode(errors="replace").strip()[:500] or "it did not say why"
         raise ProviderError("provider_unavailable", f"the sandbox did not start: {sentence}")

@@ -6,6 +6,7 @@ import trio
 
 from sandkeep.errors import SandkeepError
 from sandkeep.model import Capability, ProviderCapabilities
+from sandkeep.system import extras
 from sandkeepd.keeper import program
 from sandkeepd.providers.modal import plan
 from sandkeepd.providers.modal.sdk import Sdk
@@ -21,7 +22,9 @@ SUSPEND: Final = "Modal suspends no sandboxes: make a snapshot, and restore it l
 async def capabilities(name: str, service: Service) -> ProviderCapabilities:
     """See `Provider.capabilities`."""
     why = NO_ACCOUNT
-    if service.is_configured:
+    if absent := extras.missing("modal", "the provider modal"):
+        why = absent.message
+    elif service.is_configured:
         why = "Modal is too slow"
         with trio.move_on_after(ASKED_S):
             try:

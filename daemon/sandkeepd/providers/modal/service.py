@@ -9,6 +9,7 @@ import trio
 
 from sandkeep.errors import SandkeepError, SetupError
 from sandkeep.settings import modal as settings
+from sandkeep.system import extras
 from sandkeepd.providers.modal import errors
 from sandkeepd.providers.modal.loop import Loop
 from sandkeepd.providers.modal.sdk import Account, MalformedTokenError, NotConfiguredError, Sdk, config_path
@@ -35,7 +36,6 @@ MALFORMED: Final = (
     "the token for Modal has a line break, or another character that none has: set MODAL_TOKEN_ID and "
     "MODAL_TOKEN_SECRET anew"
 )
-NO_SDK: Final = "the package modal is missing: install sandkeep[modal]"
 
 
 class Service:
@@ -89,7 +89,7 @@ class Service:
         except trio.TooSlowError:
             raise errors.too_slow("accept a connection", CONNECT_S) from None
         except ImportError:
-            raise SetupError("not_configured", NO_SDK) from None
+            raise extras.not_installed("modal", "the provider modal") from None
         except NotConfiguredError:
             raise SetupError("not_configured", NO_ACCOUNT, setting=errors.SETTING) from None
         except MalformedTokenError:

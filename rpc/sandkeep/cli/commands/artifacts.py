@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from sandkeep.cli.display.output import Column, age, identifier, json_line, size, status, when
+from sandkeep.cli.display.output import Column, age, echo, identifier, json_line, size, status, when
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import Frontend, command, common, non_empty
 from sandkeep.cli.words import ARTIFACT, SANDBOX, SESSION
@@ -25,7 +25,7 @@ def create(front: Frontend, sandbox: str, path: str, **options: Any) -> None:
     """Export a file of SANDBOX, or a directory as a .tar.gz, to the daemon, and print the artifact's id."""
     with progress("exporting") as display, front.client() as client:
         made = client.artifact.export(sandbox, path, progress=display, **non_empty(**options))
-    return json_line(made) if front.as_json else print(made.artifact_id)
+    return json_line(made) if front.as_json else echo(made.artifact_id)
 
 
 @command(examples=["sandkeep artifact cat $ART >results.tar.gz"])

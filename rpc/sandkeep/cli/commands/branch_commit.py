@@ -8,7 +8,7 @@ from msgspec import to_builtins
 
 from sandkeep.blocking import Client
 from sandkeep.cli.display import changes
-from sandkeep.cli.display.output import Column, json_line, note, paint, plain, table
+from sandkeep.cli.display.output import Column, echo, json_line, note, paint, plain, table
 from sandkeep.cli.display.paths import quote, quote_bytes
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.exit_codes import REFUSED
@@ -120,7 +120,7 @@ def _show_plan(front: Frontend, plan: CommitPlan, *, force: bool) -> int:
     for each in plan.paths:
         shown = paint(plain(each.status).ljust(columns), _STATUS_COLOURS.get(each.status, "dim"))
         why = f"  ({plain(each.why).replace('_', ' ')})" if each.why else ""
-        print(f"{shown}  {changes.letter(each.change)}  {quote(each.path, each.path_bytes)}{why}")
+        echo(f"{shown}  {changes.letter(each.change)}  {quote(each.path, each.path_bytes)}{why}")
     _note_cut(plan)
     if not plan.paths:
         note(f"sandkeep: nothing to commit to {plain(plan.target)}")
@@ -149,9 +149,9 @@ def _show(front: Frontend, plan: CommitPlan, done: Commit, made: "GitCommit | No
 def _show_done(plan: CommitPlan, done: Commit) -> None:
     written = [(each.change, each.path, each.path_bytes) for each in plan.paths if each.status in _WRITTEN]
     for line in changes.path_lines(sorted(written, key=lambda each: each[2] or each[1].encode())):
-        print(line)
+        echo(line)
     _note_cut(plan)
-    print(done.commit_id, flush=True)
+    echo(done.commit_id, flush=True)
     if not written:
         note(f"sandkeep: nothing to commit: {plain(done.target)} has all changes of the branch already")
 
@@ -162,7 +162,7 @@ def _show_git(made: "GitCommit", *, as_json: bool) -> None:
     if made.commit is None:
         note("sandkeep: nothing to commit for git: it has all changes of the branch already")
     elif not as_json:
-        print(f"git {made.commit[:12]}" + (f" on {plain(made.branch)}" if made.branch else ""))
+        echo(f"git {made.commit[:12]}" + (f" on {plain(made.branch)}" if made.branch else ""))
 
 
 def _bytes_of(each: Provenance | CommitPath) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from sandkeep.cli.display import lineage
-from sandkeep.cli.display.output import Column, age, identifier, json_line, status, table
+from sandkeep.cli.display.output import Column, age, echo, identifier, json_line, status, table
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import Frontend, absolute_path, command, common, label_option, non_empty, secret_option
 from sandkeep.cli.words import BRANCH_SOURCE, PROVIDER, SANDBOX
@@ -56,7 +56,7 @@ def create(
     if front.as_json:
         return json_line(made)
     for sandbox in made.sandboxes:
-        print(sandbox.name or sandbox.sandbox_id)
+        echo(sandbox.name or sandbox.sandbox_id)
     return None
 
 
@@ -110,4 +110,4 @@ def rm(front: Frontend, branches: tuple[str, ...]) -> None:
         for branch in branches:
             with progress(f"terminating {branch}") as display:
                 ended = client.branch.remove(branch, progress=display)
-            json_line(ended) if front.as_json else print(ended.sandbox_id, flush=True)
+            json_line(ended) if front.as_json else echo(ended.sandbox_id, flush=True)

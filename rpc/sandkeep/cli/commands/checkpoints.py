@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from sandkeep.cli.display.output import Column, age, identifier, json_line, note, size, status, when
+from sandkeep.cli.display.output import Column, age, echo, identifier, json_line, note, size, status, when
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import (
     Frontend,
@@ -41,7 +41,7 @@ def create(front: Frontend, sandbox: str, **options: Any) -> None:
         made = client.checkpoint.create(sandbox, progress=display, **non_empty(**options))
     if made.pause_ms is not None and not front.as_json:
         note(f"sandkeep: {sandbox} was frozen for {made.pause_ms:.0f} ms")
-    return json_line(made) if front.as_json else print(made.checkpoint_id)
+    return json_line(made) if front.as_json else echo(made.checkpoint_id)
 
 
 @command(examples=["sandkeep checkpoint ls", "sandkeep checkpoint ls $BOX --json | jq -r '.[-1].checkpoint_id'"])
@@ -130,12 +130,12 @@ def restore(front: Frontend, checkpoint: str, count: int, name: str | None, over
         if over:
             with progress("restoring") as display:
                 sandbox = client.sandbox.restore(over, checkpoint_id=checkpoint, progress=display)
-            return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
+            return json_line(sandbox) if front.as_json else echo(sandbox.sandbox_id)
         options = non_empty(labels=labels, names=[name] if name else None)
         with progress("restoring") as display:
             made = client.checkpoint.restore(checkpoint, count=count, progress=display, **options)
     if front.as_json:
         return json_line(made)
     for each in made.sandboxes:
-        print(each.sandbox_id)
+        echo(each.sandbox_id)
     return None

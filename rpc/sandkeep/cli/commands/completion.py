@@ -21,7 +21,7 @@ from click.shell_completion import CompletionItem, ShellComplete
 
 from sandkeep import cli
 from sandkeep.blocking import Client, connect
-from sandkeep.cli.display.output import age, plain
+from sandkeep.cli.display.output import age, echo, plain
 from sandkeep.cli.exit_codes import COMPLETE_VARIABLE
 from sandkeep.cli.options import CLIENT_NAME, command
 from sandkeep.cli.splitting import ShellWord, quoted, split
@@ -387,4 +387,4 @@ def completion(shell: str) -> None:
     share/fish/vendor_completions.d.
     """
     with open(os.path.join(os.path.dirname(cli.__file__), "completions", SCRIPTS[shell]), encoding="utf-8") as script:
-        print(script.read(), end="")
+        echo(script.read(), end="")

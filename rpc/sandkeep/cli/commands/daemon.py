@@ -3,27 +3,41 @@
 import os
 import re
 import sys
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
 from sandkeep.cli.display.layout import Column
-from sandkeep.cli.display.output import age, facts, json_line, note, paint, plain, size, table, terminal_width, wrap
+from sandkeep.cli.display.output import (
+    age,
+    echo,
+    facts,
+    json_line,
+    note,
+    paint,
+    plain,
+    size,
+    table,
+    terminal_width,
+    wrap,
+)
 from sandkeep.cli.options import Frontend, command, common
 from sandkeep.cli.words import METHOD
-from sandkeep.errors import SetupError
+
+_MODULES: Final = {"sandkeepd": "sandkeepd.main", "sandkeep-store": "sandkeep_store.main"}
 
 
 def execute(script: str, arguments: list[str]) -> NoReturn:
-    """Become another console script of this installation. Raises `not_supported` when it is not there."""
-    import shutil
-
-    beside = os.path.join(os.path.dirname(sys.executable), script)
-    path = beside if os.access(beside, os.X_OK) else shutil.which(script)
-    if path is None:
-        raise SetupError("not_supported", f"{script} is not installed: install sandkeep[daemon]")
+    """Become another console script of this installation."""
     sys.stdout.flush()
-    os.execv(path, [script, *arguments])  # noqa: S606  # no shell is wanted
+    argv = program(script)
+    os.execv(argv[0], [*argv, *arguments])  # noqa: S606  # no shell is wanted
+
+
+def program(script: str) -> list[str]:
+    """Return the command line of another console script of this installation."""
+    path = os.path.join(os.path.dirname(sys.executable), script)
+    return [path] if os.access(path, os.X_OK) else [sys.executable, "-m", _MODULES[script]]
 
 
 @command(
@@ -37,13 +51,8 @@ def daemon(ctx: click.Context, arguments: tuple[str, ...]) -> NoReturn:
 
     `sandkeep daemon --help` lists them. Each stands for a setting, an environment variable.
     """
-    from sandkeep.cli.options import Refusal
-
     socket = ctx.find_root().params.get("socket")
-    try:
-        execute("sandkeepd", [*(["--socket", socket] if socket else []), *arguments])
-    except SetupError as error:
-        raise Refusal(error) from None
+    execute("sandkeepd", [*(["--socket", socket] if socket else []), *arguments])
 
 
 @command(examples=["sandkeep status", "sandkeep status --json | jq .healthy"])
@@ -102,6 +111,7 @@ def capabilities(front: Frontend) -> None:
         shown.append((provider.provider, provider.works, provider.why))
         features = provider.features if provider.works else {}
         shown += [(f"  {name}", feature.works, feature.why) for name, feature in features.items()]
+    shown += [(name, service.works, service.why) for name, service in found.buckets.items()]
     names = max((len(plain(name)) for name, _, _ in shown), default=0)
     for name, works, why in shown:
         _show_capability(plain(name).ljust(names), works, why)
@@ -137,9 +147,9 @@ def _show_capability(name: str, works: bool, why: str | None) -> None:
     indent = len(name) + 7
     room = terminal_width()
     first, *rest = wrap(plain(why or ""), room and room - indent)
-    print(f"{name}  {word}  {first}".rstrip())
+    echo(f"{name}  {word}  {first}".rstrip())
     for line in rest:
-        print(" " * indent + line)
+        echo(" " * indent + line)
 
 
 @command(

@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from sandkeep.cli.display import changes
-from sandkeep.cli.display.output import json_line, note, terminal_width
+from sandkeep.cli.display.output import echo, json_line, note, terminal_width
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.exit_codes import OWN_FAILURE, REFUSED
 from sandkeep.cli.options import Command, Frontend, Refusal, common
@@ -73,7 +73,7 @@ def _show(front: Frontend, found: Diff, form: str | None) -> None:
     if front.as_json:
         return json_line(found)
     for line in _lines(found, form):
-        print(line)
+        echo(line)
     sys.stdout.flush()
     if form == "unified" and changes.is_altered(found.unified or "") and not sys.stdout.isatty():
         note("sandkeep: control characters were replaced in the patch: --json has the text as it is")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import click
 
-from sandkeep.cli.display.output import json_line, moment, note, paint, plain, terminal_width
+from sandkeep.cli.display.output import echo, json_line, moment, note, paint, plain, terminal_width
 from sandkeep.cli.display.timeline import Names, clock, day, history_line, line
 from sandkeep.cli.options import Frontend, Time, command, common
 from sandkeep.cli.words import EVENT_TYPE, SANDBOX
@@ -70,8 +70,8 @@ class _Lines:
         room = terminal_width()
         if room and day(event) != self._day:
             self._day = day(event)
-            print(paint(f"{self._day} UTC", "bold"))
-        print(line(event, self._names, room), flush=self._flush)
+            echo(paint(f"{self._day} UTC", "bold"))
+        echo(line(event, self._names, room), flush=self._flush)
 
 
 @command(examples=["sandkeep history $BOX", "sandkeep history $BOX --json | jq -r '.[].type'"])
@@ -88,7 +88,7 @@ def history(front: Frontend, sandbox: str) -> None:
     if front.as_json:
         return json_line(found)
     if found:
-        print(paint(f"{plain(sandbox)}, from {day(found[0])} {clock(found[0])} UTC", "bold"))
+        echo(paint(f"{plain(sandbox)}, from {day(found[0])} {clock(found[0])} UTC", "bold"))
     return show_history(found)
 
 
@@ -97,7 +97,7 @@ def show_history(found: list[Event]) -> None:
     names = Names()
     room = terminal_width()
     for event in found:
-        print(history_line(event, moment(event.time) - moment(found[0].time), names, room))
+        echo(history_line(event, moment(event.time) - moment(found[0].time), names, room))
 
 
 def all_events(history: Callable[..., EventPage], subject: str) -> list[Event]:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from sandkeep.cli.attach.session import attach
-from sandkeep.cli.display.output import json_line
+from sandkeep.cli.display.output import echo, json_line
 from sandkeep.cli.exit_codes import OWN_FAILURE
 from sandkeep.cli.options import (
     Frontend,
@@ -116,5 +116,5 @@ def _on_terminal(front: Frontend, sandbox: str, command: tuple[str, ...], *, det
 
 
 def _print_id(front: Frontend, process: Process) -> int:
-    json_line(process) if front.as_json else print(process.process_id)
+    json_line(process) if front.as_json else echo(process.process_id)
     return 0

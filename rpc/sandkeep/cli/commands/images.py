@@ -10,11 +10,10 @@ import click
 
 from sandkeep.blocking import Client
 from sandkeep.cli.advice import suggestion
-from sandkeep.cli.display.output import Column, age, cut_middle, json_line, note, size, status, table, when
+from sandkeep.cli.display.output import Column, age, cut_middle, echo, json_line, note, size, status, table, when
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import (
     Frontend,
-    absolute_path,
     command,
     common,
     ignore_option,
@@ -71,30 +70,34 @@ def create(
 
     PATH is a directory or a Dockerfile: a plain directory is copied for the local provider; a Dockerfile, or a
     directory that holds one, is built for Docker. REF is the reference of a container image, such as python:3.11-slim,
-    which is pulled if it is missing. An existing path, or a name that begins with `/`, `./`, `../` or `~`, is a PATH.
+    which is pulled if it is missing. What begins with `/`, `./`, `../` or `~` or ends in `/` is a PATH, and so is a
+    name that no reference has. Of a directory `project` write `./project`.
 
     Of a plain directory its .sandkeepignore, or else its .dockerignore, says what is left out, by Docker's rules.
     """
-    path_or_ref = _source(source)
+    if not source:
+        raise click.BadParameter("empty: give a directory or a reference", param_hint="PATH|REF")
     names, patterns = names_and_patterns(ignore)
     names += NOT_SOURCE if source_only else ()
     given = non_empty(**options, ignore=names or None, patterns=patterns or None)
     given |= {"ignore_files": False} if all_files else {}
     try:
         with progress("creating an image") as display, front.client() as client:
-            image = client.image.create(path_or_ref, progress=display, **given)
+            image = client.image.create(source, progress=display, **given)
     except SandkeepError as error:
-        raise error if os.path.isabs(path_or_ref) else _no_directory(error, source) from None
+        raise _no_directory(error, source) from None
     if front.as_json:
         return json_line(image)
     if image.skipped_count:
         note(f"sandkeep: {image.skipped_count} files were left out: sockets and devices cannot be in an image")
-    return print(image.image_id)
+    return echo(image.image_id)
 
 
 def _no_directory(error: SandkeepError, word: str) -> SandkeepError:
     """Return the failure of a reference, which may have been meant as a directory of this machine."""
     if isinstance(error, (CallerError, StateError)) and error.data.get("field") != "source":
+        return error
+    if word.startswith(("/", "./", "../", "~")) or word.endswith("/") or os.path.lexists(word):
         return error
     above, name = os.path.split(os.path.expanduser(word.rstrip("/")))
     names: list[str] = []
@@ -103,17 +106,6 @@ def _no_directory(error: SandkeepError, word: str) -> SandkeepError:
     near = suggestion(name, names) if ":" not in name else ""
     message = f"{error.message}; there is no directory {word!r} here either{near}"
     return type(error)(error.code, message, **error.data)
-
-
-def _source(word: str) -> str:
-    """The whole path that a word means, or the reference that it is."""
-    if not word:
-        raise click.BadParameter("empty: give a directory or a reference", param_hint="PATH|REF")
-    if not (
-        os.path.lexists(word) or word.startswith(("/", "./", "../", "~")) or word in (".", "..") or word.endswith("/")
-    ):
-        return word
-    return absolute_path(word, "PATH")
 
 
 @command(examples=["sandkeep image ls", "sandkeep image ls --json | jq -r '.[].image_id'"])

@@ -2,7 +2,7 @@
 
 import click
 
-from sandkeep.cli.display.output import Column, age, json_line, table
+from sandkeep.cli.display.output import Column, age, echo, json_line, table
 from sandkeep.cli.options import Frontend, command, common
 from sandkeep.cli.words import KEY
 
@@ -17,7 +17,7 @@ def create(front: Frontend, name: str) -> None:
     """
     with front.client() as client:
         key = client.key.create(name)
-    return json_line(key) if front.as_json else print(key.key)
+    return json_line(key) if front.as_json else echo(key.key)
 
 
 @command(examples=["sandkeep key ls"])

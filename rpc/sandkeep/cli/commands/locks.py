@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from sandkeep.cli.display.output import Column, age, cut_middle, identifier, json_line, status, when
+from sandkeep.cli.display.output import Column, age, cut_middle, echo, identifier, json_line, note, status, when
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import Duration, Frontend, command, common, non_empty
 from sandkeep.cli.words import LOCK
@@ -36,7 +36,7 @@ def acquire(front: Frontend, name: str, timeout_s: float | None) -> None:
     """
     with progress(f"waiting for {name}") as display, front.client() as client:
         lock = client.lock.acquire(name, progress=display, **non_empty(timeout_s=timeout_s))
-    return json_line(lock) if front.as_json else print(lock.lock_id)
+    return json_line(lock) if front.as_json else echo(lock.lock_id)
 
 
 @command(examples=["sandkeep lock release sandbox-1f2e", "sandkeep lock release $LOCK"])
@@ -53,7 +53,7 @@ def release(front: Frontend, name: str, force: bool) -> None:
         if force:
             _warn_of_owner(client, name)
         lock = client.lock.release(name, progress=display, **non_empty(force=force or None))
-    return json_line(lock) if front.as_json else print(lock.lock_id)
+    return json_line(lock) if front.as_json else echo(lock.lock_id)
 
 
 def _warn_of_owner(client: Any, name: str) -> None:
@@ -62,7 +62,7 @@ def _warn_of_owner(client: Any, name: str) -> None:
         owner = lock.held_by if not lock.lock_id else lock.owner_id if lock.status in ("held", "handing_over") else None
         if owner is not None:
             until = f", who has it until {when(lock.expires_at)}" if lock.expires_at else ", this daemon"
-            click.echo(f"warning: {owner}{until}, loses {name}, and what it has not saved", err=True)
+            note(f"warning: {owner}{until}, loses {name}, and what it has not saved")
 
 
 @command(examples=["sandkeep lock get sandbox-1f2e"])

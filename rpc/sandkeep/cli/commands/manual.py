@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 
+from sandkeep.cli.display.output import echo
 from sandkeep.cli.exit_codes import EXIT_CODES
 from sandkeep.cli.options import command
 from sandkeep.cli.tree import Entry, common_options, entries, root_options
@@ -18,7 +19,7 @@ from sandkeep.version import VERSION
 @command(examples=["sandkeep manual | man -l -", "sandkeep manual > ~/.local/share/man/man1/sandkeep.1"])
 def manual() -> None:
     """Print the manual page, for `man -l -`."""
-    print(man_page(), end="")
+    echo(man_page(), end="")
 
 
 @command("help", examples=["sandkeep help exec", "sandkeep help image create"])
@@ -34,7 +35,7 @@ def help_(ctx: click.Context, names: tuple[str, ...]) -> None:
         _, found, _ = group.resolve_command(context, [name])
         assert found is not None
         context = click.Context(found, info_name=name, parent=context)
-    click.echo(context.get_help())
+    echo(context.get_help())
 
 
 def man_page() -> str:

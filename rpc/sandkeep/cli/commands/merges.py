@@ -9,8 +9,8 @@ import click
 from msgspec.structs import replace
 
 from sandkeep.blocking import Client
-from sandkeep.cli.display.conflicts import conflict_lines, unpainted
-from sandkeep.cli.display.output import Column, age, json_line, note, paint, status
+from sandkeep.cli.display.conflicts import conflict_lines, dropped_lines, unpainted
+from sandkeep.cli.display.output import Column, age, echo, json_line, note, paint, status
 from sandkeep.cli.display.paths import quote_bytes
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.exit_codes import REFUSED
@@ -58,6 +58,22 @@ class PathAndWord(click.ParamType[tuple[str, str]]):
         if not (path and equals and word):
             self.fail(f"{value!r} is not PATH={self._word}", param, ctx)
         return path, word
+
+
+class HunkAndBranch(click.ParamType[tuple[str, int, str]]):
+    """``PATH:LINE=BRANCH``, split at the last ``=`` and at the last ``:`` before it."""
+
+    name = "hunk"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int, str]:
+        """Take it apart."""
+        if isinstance(value, tuple):
+            return value
+        place, _, branch = value.rpartition("=")
+        path, _, line = place.rpartition(":")
+        if not (path and branch and line.isascii() and line.isdecimal() and 0 < int(line) < 1 << 31):
+            self.fail(f"{value!r} is not PATH:LINE=BRANCH", param, ctx)
+        return path, int(line), branch
 
 
 class Policy(click.ParamType[dict[str, str]]):
@@ -133,10 +149,13 @@ def _answer(front: Frontend, client: Client, merged: Merged) -> int:
             merged = replace(merged, conflicts=every(client.branch.conflicts, merge_id=merged.merge.merge_id))
         json_line(merged)
     elif merged.sandbox is not None:
-        print(merged.sandbox.sandbox_id)
+        echo(merged.sandbox.sandbox_id, flush=True)
     else:
-        print(merged.merge.merge_id, flush=True)
+        echo(merged.merge.merge_id, flush=True)
         _explain(merged)
+    if not front.as_json:
+        for line in dropped_lines(merged, _MOST_SHOWN):
+            note(line)
     return code
 
 
@@ -151,6 +170,7 @@ def _explain(merged: Merged) -> None:
         note(f"({count - _MOST_SHOWN} more: see `sandkeep branch conflicts {merge_id}`)")
     note(f"sandkeep: {count} conflict{'' if count == 1 else 's'}, and no sandbox was made yet [merge_conflict]")
     note(f"  decide each:  sandkeep branch resolve {merge_id} PATH=BRANCH  (or --delete PATH, --file PATH=FILE)")
+    note(f"  by the hunk:  sandkeep branch resolve {merge_id} --hunk PATH:LINE=BRANCH")
     note(f"  all at once:  sandkeep branch resolve {merge_id} --rest BRANCH")
     note(f"  give it up:   sandkeep branch abandon {merge_id}")
 
@@ -179,18 +199,36 @@ def conflicts(front: Frontend, merge: str) -> None:
         return json_line(found)
     for conflict in found:
         for line in conflict_lines(conflict):
-            print(line)
+            echo(line)
     return None
 
 
 @command(
     examples=[
         "sandkeep branch resolve $MRG src/a.py=one src/b.py=base --rest two",
+        "sandkeep branch resolve $MRG --hunk src/a.py:12=one --hunk src/a.py:40=two",
+        "sandkeep branch resolve $MRG --whole package-lock.json=two",
         "sandkeep branch resolve $MRG --delete old.txt --file README.md=merged.md",
     ]
 )
 @click.argument("merge", type=MERGE, metavar="MERGE")
 @click.argument("takes", nargs=-1, type=PathAndWord("BRANCH"), metavar="[PATH=BRANCH...]")
+@click.option(
+    "--hunk",
+    "hunks",
+    multiple=True,
+    type=HunkAndBranch(),
+    metavar="PATH:LINE=BRANCH",
+    help="Decide the hunk at LINE of PATH alone (repeatable).",
+)
+@click.option(
+    "--whole",
+    "wholes",
+    multiple=True,
+    type=PathAndWord("BRANCH"),
+    metavar="PATH=BRANCH",
+    help="Take all of PATH from BRANCH, and drop clean edits of others, which are listed (repeatable).",
+)
 @click.option("--delete", "deletions", multiple=True, type=CONFLICT, metavar="PATH", help="Delete PATH (repeatable).")
 @click.option(
     "--file",
@@ -204,19 +242,26 @@ def conflicts(front: Frontend, merge: str) -> None:
 @secret_option
 @common()
 def resolve(
-    front: Frontend, merge: str, takes: Any, deletions: tuple[str, ...], files: Any, rest: str | None, secrets: Any
-) -> int:
-    """Decide conflicts of MERGE: take PATH from BRANCH, or from `base`, as it was before.
+    front: Frontend, merge: str, takes: Any, hunks: Any, wholes: Any, deletions: tuple[str, ...], files: Any,
+    rest: str | None, secrets: Any,
+) -> int:  # fmt: skip
+    """Decide conflicts of MERGE: where branches clash in PATH, BRANCH has its way, or `base`, as it was before.
+
+    Clean edits of all branches stay; `--whole` drops them. Of bytes, links and modes BRANCH's are taken; a file that
+    was edited and deleted has all edits, or is deleted, as in BRANCH. Of kinds, such as a file against a directory, and
+    of names that differ in case, all of BRANCH's is taken, with what is beneath. What is dropped is listed on stderr.
 
     With the last conflict the sandbox is made, and its id is printed. While there are others, these are shown on
     stderr, the id of the merge is printed, and the exit code is 1.
     """
-    if not (takes or deletions or files or rest):
-        raise click.UsageError("nothing to decide: give PATH=BRANCH, --delete, --file or --rest")
+    if not (takes or hunks or wholes or deletions or files or rest):
+        raise click.UsageError("nothing to decide: give PATH=BRANCH, --hunk, --whole, --delete, --file or --rest")
     with front.client() as client:
         labels = _Labels(client, merge)
         decisions = [
             *(_decision(path, take=labels.of(branch)) for path, branch in takes),
+            *(_decision(path, take=labels.of(branch), line=line) for path, line, branch in hunks),
+            *(_decision(path, take=labels.of(branch), whole=True) for path, branch in wholes),
             *(_decision(path, delete=True) for path in deletions),
             *(_decision(path, data=_content(file)) for path, file in files),
         ]
@@ -272,13 +317,19 @@ def _content(file: str) -> bytes:
 def _of_the_rest(others: Iterable[Conflict], branch: str, decisions: Iterable[Resolution]) -> Iterator[Resolution]:
     """Yield decisions for a branch on all conflicts in which it takes part, and that are not decided otherwise."""
     decided = {_bytes_of(each.path, each.path_bytes) for each in decisions}
-    found = [c for c in others if any(side.branch == branch for side in c.sides)]
+    found = [c for c in others if _takes_part(branch, c)]
     if not found:
         raise CallerError("not_found", f"branch {branch!r} is in no conflict of this merge: give one that is")
     for conflict in found:
         if _bytes_of(conflict.path, conflict.path_bytes) not in decided:
             path = None if conflict.path_bytes is not None else conflict.path
             yield Resolution(path=path, path_bytes=conflict.path_bytes, take=branch)
+
+
+def _takes_part(branch: str, conflict: Conflict) -> bool:
+    if conflict.hunks and not conflict.cut and branch != BASE and conflict.kind in ("content", "added"):
+        return any(branch in hunk.versions for hunk in conflict.hunks)
+    return any(side.branch == branch for side in conflict.sides)
 
 
 def _bytes_of(path: str | None, raw: bytes | None) -> bytes:
@@ -348,4 +399,4 @@ def abandon(front: Frontend, merges: tuple[str, ...]) -> None:
         for merge_id in merges:
             with progress(f"giving up {merge_id}") as display:
                 ended = client.branch.abandon(merge_id, progress=display)
-            json_line(ended) if front.as_json else print(ended.merge_id, flush=True)
+            json_line(ended) if front.as_json else echo(ended.merge_id, flush=True)

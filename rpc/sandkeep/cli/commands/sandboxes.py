@@ -13,6 +13,7 @@ from sandkeep.cli.display.output import (
     Column,
     age,
     cut_middle,
+    echo,
     facts,
     identifier,
     json_line,
@@ -91,8 +92,8 @@ def create(front: Frontend, image: str, *, writable_root: bool, **spec: Any) -> 
     if front.as_json:
         return json_line(sandbox)
     if sandbox.sandbox_token:
-        click.echo(f"token: {sandbox.sandbox_token}", err=True)
-    return print(sandbox.sandbox_id)
+        note(f"token: {sandbox.sandbox_token}")
+    return echo(sandbox.sandbox_id)
 
 
 def _no_image(error: CallerError, image: str) -> CallerError:
@@ -133,7 +134,7 @@ def attach_shared(
     given = non_empty(timeout_s=timeout_s, secrets=secrets, allow_host=allow_host or None)
     with progress(f"attaching {name}") as display, front.client() as client:
         sandbox = client.sandbox.attach_shared(name, token, progress=display, **given)
-    return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
+    return json_line(sandbox) if front.as_json else echo(sandbox.sandbox_id)
 
 
 @command(examples=["sandkeep detach $BOX"])
@@ -168,7 +169,7 @@ def ls(
         images = {} if quiet or front.as_json or not found else _image_names(client)
     if quiet:
         for sandbox in found:
-            print(sandbox.sandbox_id)
+            echo(sandbox.sandbox_id)
         return None
     if front.as_json:
         return json_line(found)

@@ -9,7 +9,7 @@ import click
 
 from sandkeep.cli.commands.events import all_events, show_history
 from sandkeep.cli.commands.sandboxes import describe_spec
-from sandkeep.cli.display.output import Column, identifier, json_line, moment, note, span, status, when
+from sandkeep.cli.display.output import Column, echo, identifier, json_line, moment, note, span, status, when
 from sandkeep.cli.display.output import size as shown_size
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import Frontend, command, common, non_empty, sandbox_options
@@ -61,7 +61,7 @@ def ensure(front: Frontend, session_id: str | None, fresh: bool, read_only: bool
     note(f"sandkeep: {_outcome(ensured)}")
     if ensured.session.note:
         note(f"sandkeep: {ensured.session.note}")
-    return print(ensured.session.session_id)
+    return echo(ensured.session.session_id)
 
 
 def _outcome(ensured: SessionEnsured) -> str:
@@ -201,7 +201,7 @@ def export(front: Frontend, session: str, path: str, output: str | None) -> None
         with archives.new_file(output) as descriptor:
             send(client, session, path, descriptor, progress=lambda count: display(f"exporting: {shown_size(count)}"))
     written = os.path.realpath(output)
-    json_line({"path": written, "size_bytes": os.path.getsize(written)}) if front.as_json else print(output)
+    json_line({"path": written, "size_bytes": os.path.getsize(written)}) if front.as_json else echo(output)
 
 
 def _default_name(path: str, is_directory: bool) -> str:

@@ -6,17 +6,7 @@ from typing import Any
 
 import click
 
-from sandkeep.cli.display.output import (
-    Column,
-    age,
-    identifier,
-    json_line,
-    note,
-    of_total,
-    size,
-    status,
-    when,
-)
+from sandkeep.cli.display.output import Column, age, echo, identifier, json_line, note, of_total, size, status, when
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import (
     Frontend,
@@ -82,7 +72,7 @@ def _made(front: Frontend, snapshot: Snapshot) -> None:
         return json_line(snapshot)
     if snapshot.note:
         note(f"sandkeep: {snapshot.note}")
-    return print(snapshot.snapshot_id)
+    return echo(snapshot.snapshot_id)
 
 
 @command(examples=["sandkeep snapshot ls", "sandkeep snapshot ls $BOX --json | jq -r '.[-1].snapshot_id'"])
@@ -156,7 +146,7 @@ def gc(front: Frontend, dry_run: bool) -> None:
     if front.as_json:
         return json_line(report)
     for line in (*report.snapshots, *report.archives):
-        print(line)
+        echo(line)
     for line in report.left:
         note(f"sandkeep: left {line}")
     note(f"sandkeep: {size(report.freed_bytes)} {'would be' if dry_run else 'were'} freed")
@@ -260,7 +250,7 @@ def restore(
             )
         else:
             sandbox = client.snapshot.restore(snapshot, progress=display, **options, **non_empty(secrets=secrets))
-    return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
+    return json_line(sandbox) if front.as_json else echo(sandbox.sandbox_id)
 
 
 @command(examples=["IMG=$(sandkeep snapshot promote $SNP)", "sandkeep snapshot promote $SNP --name py:3.12"])
@@ -272,7 +262,7 @@ def promote(front: Frontend, snapshot: str, **options: Any) -> None:
     """Create an image from SNAPSHOT, and print the image's id."""
     with progress("creating an image") as display, front.client() as client:
         image = client.snapshot.promote(snapshot, progress=display, **non_empty(**options))
-    return json_line(image) if front.as_json else print(image.image_id)
+    return json_line(image) if front.as_json else echo(image.image_id)
 
 
 @command(
@@ -303,5 +293,5 @@ def fork(front: Frontend, sandbox: str, count: int | None, names: tuple[str, ...
     if front.as_json:
         return json_line(forked)
     for made in forked.sandboxes:
-        print(made.sandbox_id)
+        echo(made.sandbox_id)
     return None

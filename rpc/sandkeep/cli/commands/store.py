@@ -3,7 +3,7 @@
 import click
 
 from sandkeep.cli.commands.daemon import execute
-from sandkeep.cli.display.output import json_line, note, plain
+from sandkeep.cli.display.output import echo, json_line, note, plain
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import Frontend, command, common, non_empty
 from sandkeep.cli.words import DIRECTORY
@@ -36,7 +36,7 @@ def verify(front: Frontend, state_dir: str | None) -> int:
         for problem in report.problems:
             note(f"sandkeep: {plain(problem)}")
         verdict = "sound" if report.ok else "NOT SOUND"
-        print(f"{verdict}: {report.events} events, {report.first_position} to {report.last_position}")
+        echo(f"{verdict}: {report.events} events, {report.first_position} to {report.last_position}")
     return 0 if report.ok else 1
 
 
@@ -52,7 +52,7 @@ def rebuild(front: Frontend, state_dir: str | None) -> None:
     if front.as_json:
         return json_line(report)
     counts = f"{report.written} written, {report.unchanged} unchanged, {report.removed} removed"
-    return print(f"{counts}, at position {report.position}")
+    return echo(f"{counts}, at position {report.position}")
 
 
 @command(examples=["sandkeep store compact", "sandkeep store compact --older-than 7d"])
@@ -72,7 +72,7 @@ def compact(front: Frontend, older_than: str | None, state_dir: str | None) -> N
     if front.as_json:
         return json_line(report)
     what = f"{report.events} events of {report.sandboxes} sandboxes and {report.images} images archived"
-    return print(f"{what} in {len(report.segments)} segments; no gaps from position {report.first_position} on")
+    return echo(f"{what} in {len(report.segments)} segments; no gaps from position {report.first_position} on")
 
 
 @command(examples=["sandkeep store repair --state-dir /var/lib/sandkeep"])
@@ -96,4 +96,4 @@ def redact(front: Frontend, position: int) -> None:
         report = client.store.redact(position, progress=display)
     if front.as_json:
         return json_line(report)
-    return print(f"{report.type} of {report.stream} redacted in {', '.join(report.places) or 'nothing'}")
+    return echo(f"{report.type} of {report.stream} redacted in {', '.join(report.places) or 'nothing'}")

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from sandkeep.cli.display.output import json_line, note, plain
+from sandkeep.cli.display.output import echo, json_line, note, plain
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.display.timeline import elapsed
 from sandkeep.cli.options import (
@@ -55,7 +55,7 @@ def restore(front: Frontend, sandbox: str, at: dict[str, Any], **options: Any) -
         return json_line(made)
     for line in describe_source(made):
         note(f"sandkeep: {line}")
-    return print(made.sandbox.sandbox_id)
+    return echo(made.sandbox.sandbox_id)
 
 
 def describe_source(made: RestoredAt) -> Iterator[str]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from sandkeep.cli.display.output import Column, age, identifier, json_line, table
+from sandkeep.cli.display.output import Column, age, echo, identifier, json_line, table
 from sandkeep.cli.options import Frontend, command, common, non_empty
 from sandkeep.cli.words import PROVIDER, VOLUME
 
@@ -24,7 +24,7 @@ def create(front: Frontend, name: str, **options: Any) -> None:
     """Create a volume, and print its name. `create --volume` makes one at first use, too."""
     with front.client() as client:
         made = client.volume.create(name, **non_empty(**options))
-    return json_line(made) if front.as_json else print(made.name)
+    return json_line(made) if front.as_json else echo(made.name)
 
 
 @command(examples=["sandkeep volume ls"])

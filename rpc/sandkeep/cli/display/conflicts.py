@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from sandkeep.cli.display.layout import pad, plain, width
 from sandkeep.cli.display.output import paint, size
 from sandkeep.cli.display.paths import content, quote
-from sandkeep.model import Conflict, ConflictHunk, ConflictSide
+from sandkeep.model import Conflict, ConflictHunk, ConflictSide, Merged
 
 Brush = Callable[[str, str | None], str]
 """Colours a text, or leaves it as it is: `paint` for stdout."""
@@ -27,6 +27,25 @@ def conflict_lines(conflict: Conflict, most: int | None = None, brush: Brush = p
     for hunk in conflict.hunks:
         yield f"  {brush(f'line {hunk.start}', 'dim')}"
         yield from _hunk_lines(hunk, columns, most, brush)
+    if conflict.cut:
+        yield f"  {brush('(more, which is not shown)', 'dim')}"
+
+
+def dropped_lines(merged: Merged, most: int) -> Iterator[str]:
+    """Yield the changes that a merge drops, one line for each of the first paths."""
+    by_path: dict[str, list[str]] = {}
+    for each in merged.dropped:
+        count = f" ({counted(each.hunks, 'hunk')}, {counted(each.lines, 'line')})" if each.hunks else ""
+        by_path.setdefault(quote(each.path, each.path_bytes), []).append(plain(each.branch) + count)
+    for path, branches in list(by_path.items())[:most]:
+        yield f"dropped  {path}: {', '.join(branches)}"
+    if len(by_path) > most or merged.dropped_count > len(merged.dropped):
+        yield f"(changes dropped in all: {merged.dropped_count})"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number of things."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _version(side: ConflictSide) -> str:

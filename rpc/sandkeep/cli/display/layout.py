@@ -7,9 +7,13 @@ every font; it is right where terminals agree.
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-_CONTROL: Final = dict.fromkeys(
-    (*range(32), *range(127, 160), *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070), 0xFEFF), "�"
-) | {10: "⏎", 9: " ", 0x2028: "⏎", 0x2029: "⏎"}
+from sandkeep.protocol.printable import plain
+
+__all__ = [
+    "GAP", "LEAST_OF_ID", "Column", "cut", "cut_id", "cut_middle", "fit", "pad", "plain", "total_width", "width",
+    "wrap",
+]  # fmt: skip
+
 GAP: Final = 2
 LEAST_OF_ID: Final = 8
 """Columns of an id that is cut to its kind and its end."""
@@ -30,11 +34,6 @@ class Column(NamedTuple):
     shorten: Callable[[str, int], str] | None = None
     colour: Callable[[str], str | None] | None = None
     wraps: bool = False
-
-
-def plain(text: object) -> str:
-    """One line without control characters, and without those that turn the direction of writing."""
-    return str(text).translate(_CONTROL)
 
 
 def width(text: str) -> int:

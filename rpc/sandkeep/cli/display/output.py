@@ -6,24 +6,25 @@ shown without its control characters, so that a name cannot drive the reader's t
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any, Final
 
-import msgspec
-
 from sandkeep.cli.display.layout import GAP, LEAST_OF_ID, Column, cut, cut_id, cut_middle, fit, plain, total_width, wrap
 from sandkeep.cli.display.layout import width as columns_of
 from sandkeep.protocol.amounts import of_total, size
+from sandkeep.protocol.printable import document, lines
 
 __all__ = [
-    "Column", "age", "colour", "cut", "cut_middle", "facts", "has_colour", "identifier", "json_line", "moment", "note",
-    "of_total", "paint", "plain", "size", "span", "status", "status_colour", "table", "table_lines", "terminal_width",
-    "when", "wrap",
+    "Column", "age", "colour", "cut", "cut_middle", "echo", "facts", "has_colour", "identifier", "json_line", "moment",
+    "note", "of_total", "paint", "plain", "size", "span", "status", "status_colour", "table", "table_lines",
+    "terminal_width", "when", "wrap",
 ]  # fmt: skip
 
 WIDTH: Final = 80
 _COLOURS: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+_KEPT: Final = re.compile(rf"(\x1b\[(?:0|{'|'.join(_COLOURS.values())})m|\r(?=(?:\x1b\[0m)?(?:\n|\Z)))")
 _STATUS: Final = {
     "running": "green", "ready": "green", "creating": "yellow", "starting": "yellow", "stopping": "yellow",
     "suspending": "yellow", "suspended": "yellow", "resuming": "yellow", "conflicted": "yellow", "resolving": "yellow",
@@ -74,16 +75,25 @@ def identifier(title: str, least: int = LEAST_OF_ID) -> Column:
     return Column(title, least=least, shorten=cut_id, spare=True)
 
 
+def echo(text: object = "", *, end: str = "\n", flush: bool = False) -> None:
+    """Print text on stdout. Control characters are replaced, but for newlines, tabs, the carriage returns of a DOS
+    file, and the colours of `paint`.
+    """
+    parts = _KEPT.split(str(text))
+    parts[::2] = map(lines, parts[::2])
+    print("".join(parts), end=end, flush=flush)  # noqa: T201  # the one place that does
+
+
 def json_line(value: Any) -> None:
     """Print one JSON document on one line."""
-    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
+    sys.stdout.buffer.write(document(value) + b"\n")
     sys.stdout.flush()
 
 
 def table(columns: Sequence[str | Column], rows: Iterable[Sequence[object]]) -> None:
     """Print rows under titles, made to fit the terminal. A last column that is only a title may be cut anywhere."""
     for line in table_lines(columns, rows, terminal_width()):
-        print(line)
+        echo(line)
 
 
 def table_lines(columns: Sequence[str | Column], rows: Iterable[Sequence[object]], room: int | None) -> Iterator[str]:
@@ -160,15 +170,15 @@ def facts(pairs: Iterable[tuple[str, object]]) -> None:
         label = "" if name == before else name
         colour = status_colour(value) if name == "status" else None
         for line in wrap(value, room and room - indent):
-            print(f"{paint(label, 'dim')}{' ' * (indent - len(label))}{paint(line, colour)}")
+            echo(f"{paint(label, 'dim')}{' ' * (indent - len(label))}{paint(line, colour)}")
             label = ""
         before = name
 
 
 def note(text: str) -> None:
-    """Print a message to stderr. Errors of that, such as a closed terminal, are ignored."""
+    """Print a message to stderr, without control characters. Errors, such as a closed terminal, are ignored."""
     with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print(lines(text), file=sys.stderr, flush=True)  # noqa: T201  # the one place that does
 
 
 LIMITS_MET: Final = {

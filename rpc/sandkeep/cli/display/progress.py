@@ -64,7 +64,7 @@ class Progress:
             if self._ended.wait(PATIENCE_S):
                 return
             self._animate()
-            print(_ERASE, end="", file=sys.stderr, flush=True)
+            _draw(_ERASE)
         except (OSError, ValueError):
             return  # the terminal went away
 
@@ -73,7 +73,12 @@ class Progress:
         turn = 0
         while True:
             line = cut(f"{frames[turn % len(frames)]} {plain(self._message)}", (self._room or 1) - 1)
-            print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
+            _draw(f"\r{line}\x1b[K")
             turn += 1
             if self._ended.wait(_BEAT_S):
                 return
+
+
+def _draw(sequence: str) -> None:
+    sys.stderr.write(sequence)
+    sys.stderr.flush()

@@ -29,6 +29,11 @@ def _requested(data: dict[str, Any]) -> str:
     return f"{how} {shorten(source)}{called}" + (f", secrets {', '.join(secrets)}" if secrets else "")
 
 
+def _choices(data: dict[str, Any]) -> list[str]:
+    choices = data.get("choices") or {}
+    return [", ".join(f"{count} {choice}" for choice, count in choices.items())] if choices else []
+
+
 def _paused(data: dict[str, Any]) -> str:
     return "" if data.get("pause_ms") is None else f"frozen for {data['pause_ms']:.0f} ms"
 
@@ -186,7 +191,7 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "branch.merge_requested": _merge,
     "branch.merged": lambda data: f"{data['changed']} paths changed, into {shorten(data['sandbox_id'])}",
     "branch.conflicted": lambda data: f"{_counted(data['conflicts'], 'conflict')}, {data['changed']} paths changed",
-    "branch.resolve_requested": lambda data: _counted(data["decisions"], "decision"),
+    "branch.resolve_requested": lambda data: "  ".join([_counted(data["decisions"], "decision"), *_choices(data)]),
     "branch.resolved": lambda data: f"{_counted(data['conflicts'], 'conflict')} left",
     "branch.commit_requested": _commit,
     "branch.committed": lambda data: f"{data['added']} added, {data['changed']} changed, {data['deleted']} deleted",

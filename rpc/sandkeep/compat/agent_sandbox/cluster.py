@@ -16,6 +16,7 @@ from sandkeep.errors import ProviderError, SandkeepError, SetupError, StateError
 from sandkeep.kubernetes.api_errors import error_of
 from sandkeep.kubernetes.objects import READY, Object, condition_of, name_of, text_at
 from sandkeep.kubernetes.versions import Group, choose_version
+from sandkeep.system import extras
 from sandkeep.system.backoff import pauses
 
 if TYPE_CHECKING:
@@ -238,9 +239,7 @@ def _new_client() -> "ApiClient":
     try:
         from kubernetes import client, config
     except ImportError:
-        raise SetupError(
-            "not_supported", "the Kubernetes client is not installed: pip install sandkeep[kubernetes]"
-        ) from None
+        raise extras.not_installed("kubernetes", "a client of a cluster") from None
     configuration = client.Configuration()
     try:
         try:

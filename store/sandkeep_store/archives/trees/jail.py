@@ -58,7 +58,7 @@ def start_extracting(
     program = bubblewrap()
     try:
         if program is not None:
-            return subprocess.Popen([program, *_view(tree), *_rights(owner), *_TAR], **settings)
+            return subprocess.Popen([program, "--die-with-parent", *_view(tree), *_rights(owner), *_TAR], **settings)
         if owner is not None and os.geteuid() == 0:
             settings |= {"user": owner[0], "group": owner[1], "extra_groups": []}
         return confined.start(_TAR, tree, cwd=tree, **settings)
@@ -72,7 +72,7 @@ def _view(tree: bytes) -> Iterator[str | bytes]:
     if os.geteuid() != 0:
         yield "--unshare-user"
     yield from ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
-    yield from ("--die-with-parent", "--new-session", *hostview.bind_arguments())
+    yield from ("--new-session", *hostview.bind_arguments())
     yield from ("--bind", tree, _TREE, "--remount-ro", "/", "--chdir", _TREE)
     yield "--"
 

@@ -36,14 +36,14 @@ def _created(branches: ForkState, event: events.BranchCreated, fact: Fact) -> No
 @changes("merges", events.BranchConflicted)
 def _conflicted(merge: MergeState, event: events.BranchConflicted, fact: Fact) -> None:
     merge.conflicts, merge.changed, merge.points = event.conflicts, event.changed, event.points
-    merge.record, merge.size_bytes = event.record, event.size_bytes
+    merge.record, merge.size_bytes, merge.dropped = event.record, event.size_bytes, event.dropped
 
 
 @changes("merges", events.BranchMerged)
 def _merged(merge: MergeState, event: events.BranchMerged, fact: Fact) -> None:
     merge.changed, merge.provenance, merge.points = event.changed, event.provenance, event.points
     merge.conflicts, merge.ended_us, merge.record = 0, fact.time_us, None
-    merge.sandbox_id = event.sandbox_id
+    merge.sandbox_id, merge.dropped = event.sandbox_id, event.dropped
 
 
 @changes("merges", events.BranchResolveRequested)
@@ -54,6 +54,7 @@ def _resolve_requested(merge: MergeState, event: events.BranchResolveRequested, 
 @changes("merges", events.BranchResolved)
 def _resolved(merge: MergeState, event: events.BranchResolved, fact: Fact) -> None:
     merge.conflicts, merge.changed, merge.record = event.conflicts, event.changed, event.record
+    merge.dropped = event.dropped
 
 
 @changes("merges", events.BranchResolveFailed)

@@ -16,6 +16,7 @@ import trio
 from tests.daemon.providers.docker.test_images import BUSYBOX, World, world  # noqa: F401  # a fixture
 from tests.support.expect import until_async
 from tests.support.ledgers import Owning
+from tests.support.patience import patient
 
 from sandkeep.ids import IMAGE, new_id
 from sandkeepd.contract.caller import Caller
@@ -55,7 +56,7 @@ async def test_a_build_has_no_more_processes_than_the_limit(world: World, monkey
     world.write(Dockerfile=f"FROM {BUSYBOX}\nRUN ({FILL}); while echo it is full; do sleep 1; done\n")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: world.image(progress=hear))
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             await full.wait()
         (group,) = [path for path in groups(world) if "/pids/" in path]
         assert Path(group, "pids.peak").read_text() == "40\n"

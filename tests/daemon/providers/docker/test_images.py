@@ -15,6 +15,7 @@ from tests.support import rootfs
 from tests.support.engine import PrivateEngine
 from tests.support.expect import refused_async, until_async
 from tests.support.ledgers import Owning
+from tests.support.patience import patient
 from tests.support.registry import Registry, serving
 
 from sandkeep.errors import CallerError, ProviderError, SandkeepError
@@ -22,7 +23,7 @@ from sandkeep.ids import IMAGE, new_id
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.images import ImageRequest, ImportedImage
 from sandkeepd.providers.docker.builder import UNFINISHED_LABEL
-from sandkeepd.providers.docker.container import LOG_LABEL
+from sandkeepd.providers.docker.container import LOG_LABEL, SANDBOX_LABEL
 from sandkeepd.providers.docker.engine import Engine
 from sandkeepd.providers.docker.image_probe import PROBE_LABEL
 from sandkeepd.providers.docker.provider import DockerProvider, open_docker
@@ -296,7 +297,7 @@ async def test_a_build_that_is_broken_off_leaves_nothing(world: World) -> None:
     world.write(Dockerfile=f"FROM {BUSYBOX}\n{script}")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: world.image(progress=hear))
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             await running.wait()
         nursery.cancel_scope.cancel()
     # The engine removes the container of a step by itself.
@@ -333,7 +334,7 @@ async def test_an_engine_that_is_killed_while_it_builds(tmp_path: Path, monkeypa
                         await world.image(progress=hear)
 
                 nursery.start_soon(build)
-                with trio.fail_after(60):
+                with trio.fail_after(patient(60)):
                     await running.wait()
                 await trio.to_thread.run_sync(engine.stop, signal.SIGKILL)
             assert provider.layout.builds() == []
@@ -361,7 +362,7 @@ async def test_leavings_stay_while_another_build_is_under_way(world: World) -> N
     async with trio.open_nursery() as nursery:
         world.write(Dockerfile=f"FROM {BUSYBOX}\nENV A=b\nRUN touch /mine\n")
         nursery.start_soon(lambda: world.image(progress=slowly))
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             await gate.wait()
         world.write(Dockerfile=f"FROM {BUSYBOX}\nENV C=d\nRUN false\n")
         with pytest.raises(CallerError):
@@ -454,7 +455,7 @@ async def test_a_pull_that_is_broken_off(world: World, registry: Registry) -> No
     before = world.everything()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: world.image(kind="reference", source=reference, progress=hear))
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             await pulling.wait()
         nursery.cancel_scope.cancel()
     assert world.everything() == before
@@ -636,6 +637,24 @@ async def test_an_image_that_somebody_else_uses_loses_only_our_name(world: World
     finally:
         world.engine.ask("DELETE", "/containers/theirs?force=1")
         world.engine.ask("DELETE", f"/images/{made.digest}")
+
+
+@pytest.mark.parametrize("labels", [[SANDBOX_LABEL], [PROBE_LABEL], [SANDBOX_LABEL, UNFINISHED_LABEL]])
+async def test_labels_of_an_image_prove_nothing(world: World, labels: list[str]) -> None:
+    """Whoever makes an image sets them, and all its containers have them: also those that others run of it."""
+    values = " ".join(f"{name}={world.log_id}" for name in [LOG_LABEL, *labels])
+    world.engine.derived("theirs:1", f"FROM {BUSYBOX}\nLABEL {values}\n")
+    world.engine.ask("POST", "/containers/create?name=theirs", {"Image": "theirs:1"})
+    try:
+        await world.provider.clean_up(Owning())
+        await world.provider.images.clean_up(Owning())
+        await world.provider.terminate(world.log_id, {}, {})
+        assert [c["Names"] for c in world.engine.get("/containers/json?all=1")] == [["/theirs"]]
+        assert world.log_id not in (await world.provider.found())[0]
+    finally:
+        world.engine.ask("DELETE", "/containers/theirs?force=1")
+        world.engine.ask("DELETE", "/images/theirs:1")
+        world.engine._images.discard("theirs:1")
 
 
 async def test_what_no_event_owns_is_removed_and_what_is_anothers_is_told(world: World) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from tests.support.engine import PrivateEngine
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 
 from sandkeep.errors import SandkeepError
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.needs("busybox")]
 
-PATIENCE_S = 60.0
+PATIENCE_S = patient(60.0)
 COUNT = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.02; done"
 
 
@@ -158,7 +159,7 @@ def test_suspended_and_resumed_by_the_command_line(world: World) -> None:
     assert (world.status(), world.written("count")) == ("suspended", written)
     world.cli("resume", "box")
     view = world.wait("short")
-    assert (view.status, view.exit_code, view.timed_out) == ("exited", 137, True)
+    assert (view.status, view.exit_code, view.timed_out) == ("exited", 124, True)
     until(lambda: world.written("count") > written)
     assert world.run("echo hi") == "hi\n"
 

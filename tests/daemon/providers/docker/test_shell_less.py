@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from tests.daemon.app.test_adoption import forge, recorded
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import PROCESS, SANDBOX, new_id
@@ -69,13 +70,13 @@ def test_the_daemon_dies_under_them(daemon: Any) -> None:
     until(lambda: journal.stat().st_size > written)
     daemon.start()
     with daemon.connect() as client:
-        assert client.process.wait("box", "meanwhile", timeout_s=40).exit_code == 0
+        assert client.process.wait("box", "meanwhile", timeout_s=patient(40)).exit_code == 0
         client.process.signal("box", "lasting", signal="TERM")
-        assert client.process.wait("box", "lasting", timeout_s=40).exit_code == 128 + signal.SIGTERM
+        assert client.process.wait("box", "lasting", timeout_s=patient(40)).exit_code == 128 + signal.SIGTERM
         read = client.process.read("box", "lasting", stdout_offset=written - 2, max_bytes=4)
         assert (read.stdout, read.note) == (b"y\ny\n" if written % 2 == 0 else b"\ny\ny", None)
         client.process.write_stdin("box", "reader", b"still there", eof=True)
-        assert client.process.wait("box", "reader", timeout_s=40).exit_code == 0
+        assert client.process.wait("box", "reader", timeout_s=patient(40)).exit_code == 0
         assert client.process.read("box", "reader").stdout == b"still there"
 
 
@@ -130,7 +131,7 @@ def test_a_process_is_started_once_whenever_the_daemon_dies(daemon: Any, dockerd
 
     with contextlib.suppress(SandkeepError, OSError), daemon.connect(patience_s=0) as client:
         launch(client)
-    daemon.process.wait(60)
+    daemon.process.wait(patient(60))
     daemon.start()
     with daemon.connect() as client:
         assert launch(client).status == "running"
@@ -143,4 +144,4 @@ def test_a_process_is_started_once_whenever_the_daemon_dies(daemon: Any, dockerd
         until(sleeping)  # it runs from its fork on, which is before it is the program
         assert sleeping() == 1
         client.process.signal("box", "one", signal="TERM")
-        assert client.process.wait("box", "one", timeout_s=40).exit_code == 143
+        assert client.process.wait("box", "one", timeout_s=patient(40)).exit_code == 143

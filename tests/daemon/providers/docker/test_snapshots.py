@@ -17,6 +17,7 @@ import pytest
 from tests.conftest import RunningDaemon, daemon_in
 from tests.support.engine import PrivateEngine
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 from tests.support.snapshots import archive, exported, imported, names, sh, write_mapped
 
 import sandkeep
@@ -647,7 +648,7 @@ def test_an_engine_that_goes_while_it_is_given_files(world: World, client: Any, 
         forking = pool.submit(refused, "provider_unavailable", lambda: client.sandbox.fork(box, names=[half]))
         until(lambda: bool(os.listdir(place)) or forking.done())
         world.engine.send(number)
-        forking.result(60)
+        forking.result(patient(60))
         if number == signal.SIGKILL:
             world.engine.stop(number)
             world.engine.start()

@@ -8,6 +8,7 @@ import pytest
 from docker import APIClient
 from tests.support.boxes import Box, new_box
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 
 from sandkeep import failpoints
 from sandkeep.errors import SandkeepError
@@ -55,7 +56,7 @@ def test_one_that_is_restarted_has_them(box: Box, dockerd: Any) -> None:
     box.client.sandbox.update(box.id, memory_bytes=96 * MIB, cpus=0.5)
     with APIClient(dockerd.host) as engine:
         engine.kill(f"sandbox-{box.id}", signal.SIGKILL)
-    until(lambda: box.client.sandbox.get(box.id).status in ("failed", "lost"), 60)
+    until(lambda: box.client.sandbox.get(box.id).status in ("failed", "lost"), patient(60))
     box.client.sandbox.update(box.id, pids=33)  # while it does not run
     box.client.sandbox.resume(box.id)
     assert limits_of(box.client, box.id) == (96 * MIB, 0.5, 33)
@@ -70,9 +71,9 @@ def test_the_next_daemon_applies_what_is_on_record(new_daemon: Callable[[], Any]
         box = client.sandbox.create(image, memory_bytes=64 * MIB).sandbox_id
         with pytest.raises(SandkeepError):
             client.sandbox.update(box, memory_bytes=96 * MIB, pids=40)
-    daemon.process.wait(60)
+    daemon.process.wait(patient(60))
     daemon.start(DOCKER_HOST=dockerd.host, SANDBOX_DOCKER_NETWORK="none")
     with daemon.connect() as client:
         client.sandbox.exec(box, ["true"])
-        until(lambda: limits_of(client, box) == (96 * MIB, None, 40), 60)
+        until(lambda: limits_of(client, box) == (96 * MIB, None, 40), patient(60))
         client.sandbox.terminate(box)

@@ -11,6 +11,7 @@ from tests.conftest import RunningDaemon
 from tests.daemon.api.test_repeats import Case, made_once
 from tests.support.engine import PrivateEngine
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 from tests.support.snapshots import sh
 from tests.support.users import NOBODY, as_user
 
@@ -270,7 +271,7 @@ def begun(places: str) -> Iterator[tuple[Any, PrivateEngine, Callable[[], Any]]]
         with pytest.raises(SandkeepError):
             remove()
         assert daemon.process is not None
-        daemon.process.wait(60)
+        daemon.process.wait(patient(60))
         daemon.process = None
         yield daemon, engine, remove
     finally:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from docker import APIClient
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 
 pytestmark = pytest.mark.needs("docker", "root", "busybox")
 
@@ -107,7 +108,7 @@ def test_it_outlives_suspension_daemons_and_the_container(
         check(client, box)
         with APIClient(dockerd.host) as engine:
             engine.kill(f"sandbox-{box}", signal.SIGKILL)
-        until(lambda: client.sandbox.get(box).status in ("failed", "lost"), 60)
+        until(lambda: client.sandbox.get(box).status in ("failed", "lost"), patient(60))
         client.sandbox.resume(box)
         check(client, box)
         client.sandbox.terminate(box)
@@ -152,7 +153,7 @@ def test_the_administrator_may_forbid_it_and_older_sandboxes_keep_theirs(
         check(client, box)
         [container] = [name for one in engine.containers() for name in one["Names"] if box in name]
         engine.kill(container.removeprefix("/"), signal.SIGKILL)
-        until(lambda: client.sandbox.get(box).status in ("failed", "lost"), 60)
+        until(lambda: client.sandbox.get(box).status in ("failed", "lost"), patient(60))
         client.sandbox.resume(box)
         check(client, box)
         promoted = client.sandbox.create(client.snapshot.promote(snapshot).image_id).sandbox_id

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.support.boxes import new_box
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 
 from sandkeep.errors import SandkeepError
 from sandkeepd.host.processes import pids_where
@@ -20,7 +21,7 @@ from sandkeepd.providers.gvisor import viewers
 
 pytestmark = pytest.mark.needs("runsc", "tmux")
 
-LATE_S = 60.0
+LATE_S = patient(60.0)
 SHELL = ["bash", "--norc", "-i"]
 
 

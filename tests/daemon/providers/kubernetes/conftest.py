@@ -14,6 +14,7 @@ import pytest
 import trio
 from tests.support import relayed
 from tests.support.exec_server import ExecServer, exec_server
+from tests.support.patience import patient
 
 from sandkeep.ids import PROCESS, SANDBOX, new_id
 from sandkeep.model import Isolation, SandboxSpec
@@ -88,7 +89,7 @@ async def make(
 async def output_of(instance: KubernetesInstance, script: str) -> str:
     process_id = new_id(PROCESS)
     await instance.launch(Launch(process_id=process_id, command=["sh", "-c", script]))
-    with trio.fail_after(60):
+    with trio.fail_after(patient(60)):
         await instance.wait(process_id)
     return instance.read(process_id, "stdout", 0, 1000).data.decode()
 

@@ -10,6 +10,7 @@ import pytest
 import trio
 from tests.daemon.providers.kubernetes.conftest import ExecInstance
 from tests.support.expect import refused_async
+from tests.support.patience import patient
 
 from sandkeep.errors import SandkeepError
 from sandkeepd.contract.snapshots import PackRequest
@@ -53,7 +54,7 @@ async def test_output_that_never_ends(
 ) -> None:
     tar(ENDLESS)
     monkeypatch.setattr(streamed_files, "MOST_BYTES", 8 * MIB)
-    with trio.fail_after(120), unnamed_file(str(tmp_path)) as received:
+    with trio.fail_after(patient(120)), unnamed_file(str(tmp_path)) as received:
         error = await refused_async(
             "quota_exceeded", streamed_files.receive(instance, str(tmp_path / "workspace"), received)
         )
@@ -65,7 +66,7 @@ async def test_the_free_space_of_the_host_is_kept(
     instance: ExecInstance, tar: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tar(ENDLESS)
-    with trio.fail_after(120), unnamed_file(str(tmp_path)) as received:
+    with trio.fail_after(patient(120)), unnamed_file(str(tmp_path)) as received:
         monkeypatch.setattr(free_space, "room", lambda fd: 12 * MIB - os.fstat(fd).st_size)
         await refused_async("quota_exceeded", streamed_files.receive(instance, str(tmp_path / "workspace"), received))
         assert os.fstat(received).st_size <= 5 * MIB, "two more copies have no room"

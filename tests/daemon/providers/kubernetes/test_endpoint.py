@@ -16,6 +16,7 @@ from cryptography.x509.oid import NameOID
 from kubernetes.client import Configuration
 from kubernetes.config import ConfigException
 from tests.support.exec_server import ExecServer, exec_server
+from tests.support.patience import patient
 
 from sandkeep.errors import ProviderError, SetupError
 from sandkeepd.providers.kubernetes.endpoint import read_endpoint
@@ -67,7 +68,7 @@ def configuration(server: ExecServer, certificates: dict[str, tuple[str, str]], 
 
 
 async def run(configured: Configuration) -> int | None:
-    with trio.fail_after(60):
+    with trio.fail_after(patient(60)):
         async with open_exec(configured, "ns", "pod", ["sh", "-c", "cat; exit 5"]) as stream:
             await stream.send_all(b"x" * 1_000_000)
             await stream.close_stdin()

@@ -13,6 +13,7 @@ from tests.daemon.providers.kubernetes.test_pod_snapshots import GROUP, install_
 from tests.support.expect import refused_async
 from tests.support.kubernetes.clients import Clients
 from tests.support.ledgers import Owning
+from tests.support.patience import patient
 
 from sandkeep.ids import new_id
 from sandkeepd.providers.common import relayed_instance
@@ -42,7 +43,7 @@ async def snapshots(kubernetes: Any) -> list[Any]:
 
 
 async def comes(kubernetes: Any, count: int) -> list[Any]:
-    with trio.fail_after(120):
+    with trio.fail_after(patient(120)):
         while len(found := await snapshots(kubernetes)) != count:
             await trio.sleep(0.05)
     return found
@@ -111,7 +112,7 @@ async def test_the_pod_goes_first_and_the_finalizer_of_its_snapshot_is_named(
     finally:
         await script(kubernetes, snapshot_deletion_s=0)
     monkeypatch.undo()
-    with trio.fail_after(60):
+    with trio.fail_after(patient(60)):
         await provider.terminate(instance.sandbox_id, {}, instance.handle)
     assert await snapshots(kubernetes) == []
 
@@ -131,7 +132,7 @@ async def test_snapshots_of_sandboxes_that_have_ended_are_swept_and_those_of_oth
     of = "agents.x-k8s.io", "v1beta1", "default", "sandboxes", made.name
     custom = Clients(kubernetes).custom
     await trio.to_thread.run_sync(lambda: custom.delete_namespaced_custom_object(*of))
-    with trio.fail_after(60):
+    with trio.fail_after(patient(60)):
         await instance.ended()
     await comes(kubernetes, 1)
     assert (await provider.clean_up(Owning())).removed == []
@@ -164,7 +165,7 @@ async def test_channels_of_a_node_that_hangs_hold_up_no_other(
         for _ in range(int(opening.total_tokens) + 4):
             nursery.start_soon(hang)
         await trio.testing.wait_all_tasks_blocked()
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             async with pod.channel(["echo", "on"]) as stream:
                 assert await stream.receive_some() == b"on\n"
             while opening.borrowed_tokens:
@@ -182,11 +183,11 @@ async def test_sandboxes_are_released_at_once(kubernetes: Any, tmp_path: Path, m
         waiting += 1
         if waiting == 2:  # a channel that is being opened just then has no stream to end
             others_wait.set()
-        with trio.move_on_after(30):
+        with trio.move_on_after(patient(30)):
             await others_wait.wait()
 
     log_id, state = new_id("log"), tmp_path / "state"
-    with trio.fail_after(60):
+    with trio.fail_after(patient(60)):
         async with opened(kubernetes.kubeconfig, state, log_id) as provider:
             made = [await make(provider) for _ in range(3)]
             monkeypatch.setattr(relayed_instance, "_end", end)

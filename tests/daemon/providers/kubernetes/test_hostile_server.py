@@ -10,6 +10,7 @@ import pytest
 import trio
 from tests.daemon.providers.kubernetes.conftest import TOKEN, kubeconfig
 from tests.support.expect import refused_async
+from tests.support.patience import patient
 
 from sandkeep.errors import SandkeepError
 from sandkeepd.providers.kubernetes import requests
@@ -153,7 +154,7 @@ async def test_an_object(name: str, server: Server, cluster: Cluster, monkeypatc
     monkeypatch.setattr(requests, "PAGE_BYTES", 512 * 1024)
     if expected == "took longer":
         monkeypatch.setattr(requests, "CALL_S", 0.3)
-    with trio.fail_after(60), pytest.raises(SandkeepError) as caught:
+    with trio.fail_after(patient(60)), pytest.raises(SandkeepError) as caught:
         await cluster.call(lambda api: api.get(PODS, "p"))
     assert expected in caught.value.message
     assert TOKEN not in str(caught.value)
@@ -166,7 +167,7 @@ async def test_a_call_that_takes_too_long_leaves_no_thread(
     monkeypatch.setattr(requests, "CALL_S", 0.3)
     server.reply = lambda _: dripping(b"HTTP/1.1 200 OK\r\nA: ", b"b")
     await refused_async("provider_unavailable", cluster.call(lambda api: api.get(PODS, "p")))
-    with trio.fail_after(60):
+    with trio.fail_after(patient(60)):
         while cluster._limiter.borrowed_tokens:
             await trio.sleep(0.01)
 
@@ -199,7 +200,7 @@ async def test_a_list(name: str, server: Server, cluster: Cluster, monkeypatch: 
     reply, expected = LISTS[name]
     server.reply = lambda _: reply
     monkeypatch.setattr(requests, "LIST_BYTES", 4096)
-    with trio.fail_after(60):
+    with trio.fail_after(patient(60)):
         error = await refused_async("provider_unavailable", cluster.call(lambda api: api.list(PODS, "")))
     assert expected in error.message
 
@@ -241,7 +242,7 @@ async def seeing(cluster: Cluster, nursery: trio.Nursery, uid: str) -> Watch:
     """Watch pods until one of that uid is there."""
     watch = Watch(cluster, PODS, "")
     nursery.start_soon(watch.run)
-    with trio.fail_after(60):
+    with trio.fail_after(patient(60)):
         await watch.synced(30)
         while watch.get("sbx_1", uid) is None:
             await trio.sleep(0.01)

@@ -12,6 +12,7 @@ from tests.daemon.providers.kubernetes.conftest import SPEC, kubeconfig, make, o
 from tests.daemon.providers.kubernetes.test_hostile_server import Server, http, serving
 from tests.support.expect import refused_async
 from tests.support.kubernetes.clients import Clients
+from tests.support.patience import patient
 
 from sandkeep.ids import SANDBOX, new_id
 from sandkeep.model import Isolation
@@ -36,7 +37,7 @@ def copied(provider: KubernetesProvider, sandbox_id: str, name: str, **more: Any
 
 async def seen(provider: KubernetesProvider, sandbox_id: str, uid: str, *, there: bool) -> None:
     pods = await provider.objects.watch(PODS)
-    with trio.fail_after(60):
+    with trio.fail_after(patient(60)):
         while (pods.get(sandbox_id, uid) is not None) is not there:
             await trio.sleep(0.01)
 
@@ -71,7 +72,7 @@ async def test_the_end_of_a_sandbox_waits_for_no_object_of_others(
     body = copied(provider, sandbox_id, "other", finalizers=["example.org/hold"])
     await trio.to_thread.run_sync(lambda: api.core.create_namespaced_pod("default", body))
     try:
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             await provider.terminate(sandbox_id, {}, instance.handle)
         found = await trio.to_thread.run_sync(lambda: api.core.read_namespaced_pod("other", "default"))
         assert found.metadata.deletion_timestamp is None

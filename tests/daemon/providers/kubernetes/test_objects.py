@@ -11,6 +11,7 @@ from tests.support.expect import refused_async
 from tests.support.kubernetes import sandbox_crds
 from tests.support.kubernetes.clients import Clients
 from tests.support.kubernetes.cluster import start_cluster
+from tests.support.patience import patient
 
 from sandkeep.errors import ProviderError, SetupError
 from sandkeep.ids import SANDBOX, new_id
@@ -81,7 +82,7 @@ async def test_an_api_server_that_fails_is_told_and_comes_back(provider: Kuberne
     await trio.to_thread.run_sync(lambda: kubernetes.faults(**fault))
     error = await refused_async("provider_unavailable", make(provider))
     assert error.data["engine"] == "kubernetes"
-    with trio.fail_after(30):
+    with trio.fail_after(patient(30)):
         await provider.cluster.recovered()
     assert await runs(await make(provider))
 
@@ -147,7 +148,7 @@ async def test_channels_that_are_cut_lose_and_repeat_nothing(provider: Kubernete
         assert (await instance.wait(name)).exit_code == 3
         assert instance.read(name, "stdout", 0, 100).data.decode() == f"{name}\n"
 
-    with trio.fail_after(60):
+    with trio.fail_after(patient(60)):
         async with trio.open_nursery() as nursery:
             for number, name in enumerate(names):
                 nursery.start_soon(one, name)
@@ -173,7 +174,7 @@ async def test_a_cluster_that_is_down_is_told_at_once(tmp_path: Path, kubernetes
     text = kubernetes.kubeconfig.read_text().replace(kubernetes.url, "http://127.0.0.1:9")
     (tmp_path / "config").write_text(text)
     async with open_kubernetes(str(tmp_path / "s"), log_id="l", cluster=Cluster(str(tmp_path / "config"))) as provider:
-        with trio.fail_after(60), pytest.raises(ProviderError) as caught:
+        with trio.fail_after(patient(60)), pytest.raises(ProviderError) as caught:
             await provider.found()
         assert caught.value.data["engine"] == "kubernetes"
 
@@ -193,5 +194,5 @@ async def test_a_refusal_is_an_answer(kubernetes: Any, tmp_path: Path) -> None:
     kubeconfig = kubernetes.write_kubeconfig(tmp_path / "kubeconfig", "no-such-token")
     async with open_kubernetes(str(tmp_path / "s"), log_id="l", cluster=Cluster(str(kubeconfig))) as provider:
         await refused_async("not_configured", provider.found())
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             await provider.cluster.recovered()

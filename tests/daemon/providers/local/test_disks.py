@@ -14,6 +14,7 @@ from tests.support import disks
 from tests.support.boxes import Box, new_box
 from tests.support.counting import counting
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 from tests.support.users import NOBODY, as_client, command_as
 
 from sandkeep import failpoints
@@ -302,7 +303,7 @@ def test_a_death_at_every_step(new_daemon: Callable[[], RunningDaemon], tmp_path
             done = client.sandbox.exec(made.sandbox_id, ["echo", "fine"])
             client.sandbox.terminate(made.sandbox_id)
     assert daemon.process is not None
-    daemon.process.wait(60)
+    daemon.process.wait(patient(60))
     daemon.start()
     disks_dir = Path(daemon.state_dir, "disks")
     until(

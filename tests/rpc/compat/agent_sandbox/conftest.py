@@ -14,13 +14,14 @@ from kubernetes import client
 from tests.support import rootfs
 from tests.support.kubernetes.cluster import Cluster as Double
 from tests.support.kubernetes.cluster import start_cluster
+from tests.support.patience import patient
 
 from sandkeep.compat.agent_sandbox.cluster import PODS, Cluster
 from sandkeep.kubernetes.objects import Object, is_ready
 
 BUSYBOX = "busybox:1.36"
 PYTHON = "python:3.12-slim"
-DEADLINE_S = 60.0
+DEADLINE_S = patient(60.0)
 _NAMES = (f"test-{number}" for number in itertools.count())
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 from tests.support.kubernetes.cluster import Cluster as Double
+from tests.support.patience import patient
 
 from sandkeep.compat.agent_sandbox.cluster import PODS, Cluster, Resource
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError, StateError
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.needs("bwrap")
 
 # No controller changes a template.
 TEMPLATES = Resource(versions.EXTENSIONS.name, "v1beta1", "sandboxtemplates")
-DEADLINE_S = 60.0
+DEADLINE_S = patient(60.0)
 
 
 def template(name: str = "template") -> dict[str, Any]:
