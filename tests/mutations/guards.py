@@ -196,10 +196,24 @@ GUARDS = [
     ),
     Guard(
         "The code inside takes no blocks that its disk has for the daemon",
-        "daemon/sandkeepd/providers/local/start.py",
-        "with privileges.file_user(job.plan.uid):",
+        "daemon/sandkeepd/providers/common/disk_overlays.py",
+        "with privileges.file_user(writer or NOBODY):",
         "with privileges.file_user(0):",
         "tests/daemon/providers/local/test_disks.py::test_on_a_full_disk_output_is_seen",
+    ),
+    Guard(
+        "Nothing that a container can write to lies outside of its disk",
+        "daemon/sandkeepd/providers/docker/disk.py",
+        "if mount.is_writable and mount.kind not in _IN_MEMORY and not is_own:",
+        "if False:",
+        "tests/daemon/providers/docker/test_disks.py::test_what_lies_outside_of_the_disk_is_refused",
+    ),
+    Guard(
+        "An overlay that a full disk makes read-only is mounted again",
+        "daemon/sandkeepd/providers/common/disk_overlays.py",
+        "if not _is_read_only(target):",
+        "if True:",
+        "tests/daemon/providers/local/test_disks.py::test_a_restore_on_a_full_disk_can_be_written",
     ),
     Guard(
         "No file is larger than the disk limit",
