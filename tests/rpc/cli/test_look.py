@@ -117,7 +117,7 @@ def test_what_sandboxes_say_does_not_drive_the_terminal(screen: Callable[..., st
 @pytest.mark.needs("bwrap")
 def test_sandboxes_at_80_columns(screen: Callable[..., str]) -> None:
     assert bare(screen("ls")) == [
-        "SANDBOX                         NAME       STATUS   AGE  LABELS      IMAGE  RUNS",
+        "SANDBOX                         NAME       STATUS   AGE  LABELS      IMAGE  PROCS",
         f"SBX_..........................             running  9s   who=�]0;o…  {shortened(screen)}  1",
         f"API_..........................  api-tests  running  9s               {shortened(screen)}  2",
     ]

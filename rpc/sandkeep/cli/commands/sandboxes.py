@@ -199,7 +199,7 @@ def _table(found: list[Sandbox], images: Mapping[str, str]) -> None:
         (labels, [_pairs(s.spec.labels) for s in found]),
         (identifier("IMAGE", least=5), [images.get(s.image_id or "", s.image_id) for s in found]),
         (parent, [named.get(s.forked_from or "") or s.forked_from or s.restored_from or "" for s in found]),
-        (Column("RUNS", least=4, spare=True), [s.running_processes for s in found]),
+        (Column("PROCS", least=4, spare=True), [s.running_processes for s in found]),
     ]
     optional = (name, left, labels, parent)
     shown = [(title, column) for title, column in cells if title not in optional or any(column)]
