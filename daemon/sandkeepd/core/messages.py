@@ -19,6 +19,9 @@ from sandkeepd.core.call import Progress
 _KINDS: Final[dict[str, Kind]] = {
     ids.SANDBOX: "sandbox", ids.IMAGE: "image", ids.SNAPSHOT: "snapshot", ids.CHECKPOINT: "checkpoint",
 }  # fmt: skip
+_AUTOMATIC: Final = "auto-"
+"""Beginning of the names that the daemon gives to snapshots, which say less than ids."""
+
 _ID: Final = re.compile(r"\b(?:sbx|img|snp|ckp|prc)_[0-9a-hjkmnp-tv-z]{26}\b")
 
 
@@ -70,6 +73,8 @@ def _name(state: State, request: Request[Any], kind: Kind, object_id: str) -> st
         given = next(iter(subject.names), None)
     else:
         given = subject.name if kind == "sandbox" else subject.requested.name
+    if given is not None and given.startswith(_AUTOMATIC):
+        return None
     try:
         is_meant = given is not None and naming.find(state, kind, given, f"{kind}_id", request) == object_id
     except SandkeepError:  # several have it
