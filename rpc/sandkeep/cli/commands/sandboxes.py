@@ -159,10 +159,10 @@ def detach(front: Frontend, sandboxes: tuple[str, ...]) -> None:
 def ls(
     front: Frontend, everything: bool, quiet: bool, labels: dict[str, str], filters: tuple[tuple[str, str], ...]
 ) -> None:
-    """List sandboxes. AGE is the time since their creation, LEFT the time until they end in any case. IMAGE and PARENT
-    are names where these have any.
+    """List sandboxes. AGE is the time since their creation, LEFT the time until their maximum lifetime. IMAGE and
+    PARENT are names where these have any.
 
-    Filters by different keys all hold; of several values for one key, any may. A name may hold * and ?.
+    Filters with different keys must all match; of several values for one key, any. A name may contain * and ?.
     """
     with front.client() as client:
         found = Selection(labels, filters, everything).find(client)
@@ -334,7 +334,7 @@ def describe_spec(spec: SandboxSpec) -> list[tuple[str, object]]:
 @click.argument("sandboxes", nargs=-1, type=SANDBOX, metavar="[SANDBOX...]")
 @click.option("--all", "-a", "everything", is_flag=True, help="Terminate all your sandboxes.")
 @selection_options
-@click.option("--yes", "-y", is_flag=True, help="Ask nothing.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 @common()
 def rm(
     front: Frontend,
