@@ -571,8 +571,9 @@ class FileChange(Struct, frozen=True, kw_only=True):
 
 
 class Diff(Struct, frozen=True, kw_only=True):
-    """The differences of a sandbox's workspace from `base_id`: a sandbox, a snapshot, an image, or the kept files that
-    it began with. `files` are the first of them by path, `unified` their texts; with `truncated` there is more.
+    """The differences from `base_id`, a sandbox, a snapshot, an image, or the kept files with which the sandbox began,
+    to the workspace of `sandbox_id`; the other way with `reverse`. `files` are the first of them by path,
+    `unified` their texts; with `truncated` there is more.
     """
 
     sandbox_id: str

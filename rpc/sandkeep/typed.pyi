@@ -1087,23 +1087,25 @@ class AsyncSandboxMethods:
     async def diff(
         self,
         sandbox_id: str,
-        other: str | None = None,
+        base: str | None = None,
         paths: Sequence[str | PathLike[str]] = [],
         unified: bool = False,
         lines: bool = False,
+        reverse: bool = False,
         limit: int = 10000,
         max_bytes: int = 1048576,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.Diff:
-        """Compare a sandbox's workspace with another, a snapshot, an image, or its
-        beginning.
+        """Compare another sandbox, a snapshot, an image, or its own first files
+        with a sandbox's workspace.
 
-        The sandbox, and what its workspace is compared with: `other`, a
-        sandbox, snapshot or image; without it, the files that it began with. At
-        most `limit` paths are named, at or below `paths` if there are any.
-        `unified` gives texts, of at most `max_bytes`; with `lines` lines are
-        counted.
+        The differences from `base`, a sandbox, snapshot or image, to the
+        sandbox's workspace: what only the sandbox has is added. Without `base`
+        they are those from the files that it began with; with `reverse`, those
+        from the sandbox to `base`. At most `limit` paths are named, at or below
+        `paths` if there are any. `unified` gives texts, of at most `max_bytes`;
+        with `lines` lines are counted.
 
         `progress` is called with the messages of a long call.
         """
@@ -1290,10 +1292,11 @@ class AsyncBranchMethods:
     async def diff(
         self,
         sandbox_id: str,
-        other: str | None = None,
+        base: str | None = None,
         paths: Sequence[str | PathLike[str]] = [],
         unified: bool = False,
         lines: bool = False,
+        reverse: bool = False,
         limit: int = 10000,
         max_bytes: int = 1048576,
         *,
@@ -1301,11 +1304,12 @@ class AsyncBranchMethods:
     ) -> model.Diff:
         """Compare a branch with its base or with another: see sandbox.diff.
 
-        The sandbox, and what its workspace is compared with: `other`, a
-        sandbox, snapshot or image; without it, the files that it began with. At
-        most `limit` paths are named, at or below `paths` if there are any.
-        `unified` gives texts, of at most `max_bytes`; with `lines` lines are
-        counted.
+        The differences from `base`, a sandbox, snapshot or image, to the
+        sandbox's workspace: what only the sandbox has is added. Without `base`
+        they are those from the files that it began with; with `reverse`, those
+        from the sandbox to `base`. At most `limit` paths are named, at or below
+        `paths` if there are any. `unified` gives texts, of at most `max_bytes`;
+        with `lines` lines are counted.
 
         `progress` is called with the messages of a long call.
         """
@@ -2197,23 +2201,25 @@ class AsyncSandbox(_SandboxView):
         """
     async def diff(
         self,
-        other: str | AsyncSandbox | AsyncSnapshot | AsyncImage | None = None,
+        base: str | AsyncSandbox | AsyncSnapshot | AsyncImage | None = None,
         paths: Sequence[str | PathLike[str]] = [],
         unified: bool = False,
         lines: bool = False,
+        reverse: bool = False,
         limit: int = 10000,
         max_bytes: int = 1048576,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.Diff:
-        """Compare a sandbox's workspace with another, a snapshot, an image, or its
-        beginning.
+        """Compare another sandbox, a snapshot, an image, or its own first files
+        with a sandbox's workspace.
 
-        The sandbox, and what its workspace is compared with: `other`, a
-        sandbox, snapshot or image; without it, the files that it began with. At
-        most `limit` paths are named, at or below `paths` if there are any.
-        `unified` gives texts, of at most `max_bytes`; with `lines` lines are
-        counted.
+        The differences from `base`, a sandbox, snapshot or image, to the
+        sandbox's workspace: what only the sandbox has is added. Without `base`
+        they are those from the files that it began with; with `reverse`, those
+        from the sandbox to `base`. At most `limit` paths are named, at or below
+        `paths` if there are any. `unified` gives texts, of at most `max_bytes`;
+        with `lines` lines are counted.
 
         `progress` is called with the messages of a long call.
         """
@@ -3030,7 +3036,7 @@ class AsyncImages:
         self,
         source: str | PathLike[str],
         provider: str | None = None,
-        base: str | None = None,
+        base: str | AsyncSandbox | AsyncSnapshot | AsyncImage | None = None,
         dockerfile: str | PathLike[str] | None = None,
         clean: bool = False,
         labels: dict[str, str] = {},
@@ -4142,23 +4148,25 @@ class BlockingSandboxMethods:
     def diff(
         self,
         sandbox_id: str,
-        other: str | None = None,
+        base: str | None = None,
         paths: Sequence[str | PathLike[str]] = [],
         unified: bool = False,
         lines: bool = False,
+        reverse: bool = False,
         limit: int = 10000,
         max_bytes: int = 1048576,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.Diff:
-        """Compare a sandbox's workspace with another, a snapshot, an image, or its
-        beginning.
+        """Compare another sandbox, a snapshot, an image, or its own first files
+        with a sandbox's workspace.
 
-        The sandbox, and what its workspace is compared with: `other`, a
-        sandbox, snapshot or image; without it, the files that it began with. At
-        most `limit` paths are named, at or below `paths` if there are any.
-        `unified` gives texts, of at most `max_bytes`; with `lines` lines are
-        counted.
+        The differences from `base`, a sandbox, snapshot or image, to the
+        sandbox's workspace: what only the sandbox has is added. Without `base`
+        they are those from the files that it began with; with `reverse`, those
+        from the sandbox to `base`. At most `limit` paths are named, at or below
+        `paths` if there are any. `unified` gives texts, of at most `max_bytes`;
+        with `lines` lines are counted.
 
         `progress` is called with the messages of a long call.
         """
@@ -4345,10 +4353,11 @@ class BlockingBranchMethods:
     def diff(
         self,
         sandbox_id: str,
-        other: str | None = None,
+        base: str | None = None,
         paths: Sequence[str | PathLike[str]] = [],
         unified: bool = False,
         lines: bool = False,
+        reverse: bool = False,
         limit: int = 10000,
         max_bytes: int = 1048576,
         *,
@@ -4356,11 +4365,12 @@ class BlockingBranchMethods:
     ) -> model.Diff:
         """Compare a branch with its base or with another: see sandbox.diff.
 
-        The sandbox, and what its workspace is compared with: `other`, a
-        sandbox, snapshot or image; without it, the files that it began with. At
-        most `limit` paths are named, at or below `paths` if there are any.
-        `unified` gives texts, of at most `max_bytes`; with `lines` lines are
-        counted.
+        The differences from `base`, a sandbox, snapshot or image, to the
+        sandbox's workspace: what only the sandbox has is added. Without `base`
+        they are those from the files that it began with; with `reverse`, those
+        from the sandbox to `base`. At most `limit` paths are named, at or below
+        `paths` if there are any. `unified` gives texts, of at most `max_bytes`;
+        with `lines` lines are counted.
 
         `progress` is called with the messages of a long call.
         """
@@ -5242,23 +5252,25 @@ class Sandbox(_SandboxView):
         """
     def diff(
         self,
-        other: str | Sandbox | Snapshot | Image | None = None,
+        base: str | Sandbox | Snapshot | Image | None = None,
         paths: Sequence[str | PathLike[str]] = [],
         unified: bool = False,
         lines: bool = False,
+        reverse: bool = False,
         limit: int = 10000,
         max_bytes: int = 1048576,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.Diff:
-        """Compare a sandbox's workspace with another, a snapshot, an image, or its
-        beginning.
+        """Compare another sandbox, a snapshot, an image, or its own first files
+        with a sandbox's workspace.
 
-        The sandbox, and what its workspace is compared with: `other`, a
-        sandbox, snapshot or image; without it, the files that it began with. At
-        most `limit` paths are named, at or below `paths` if there are any.
-        `unified` gives texts, of at most `max_bytes`; with `lines` lines are
-        counted.
+        The differences from `base`, a sandbox, snapshot or image, to the
+        sandbox's workspace: what only the sandbox has is added. Without `base`
+        they are those from the files that it began with; with `reverse`, those
+        from the sandbox to `base`. At most `limit` paths are named, at or below
+        `paths` if there are any. `unified` gives texts, of at most `max_bytes`;
+        with `lines` lines are counted.
 
         `progress` is called with the messages of a long call.
         """
@@ -6055,7 +6067,7 @@ class Images:
         self,
         source: str | PathLike[str],
         provider: str | None = None,
-        base: str | None = None,
+        base: str | Sandbox | Snapshot | Image | None = None,
         dockerfile: str | PathLike[str] | None = None,
         clean: bool = False,
         labels: dict[str, str] = {},

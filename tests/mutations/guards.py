@@ -612,7 +612,21 @@ GUARDS = [
         "daemon/sandkeepd/http/server.py",
         "if _has_doubtful_length(scope):",
         "if False:",
+        f"{_HTTP}test_an_old_request_with_chunks_is_refused",
+    ),
+    Guard(
+        "An HTTP request that a proxy could read in another way is refused",
+        "daemon/sandkeepd/http/server.py",
+        "        make_strict(self.connection)\n",
+        "",
         f"{_HTTP}test_no_request_is_smuggled_behind_another[two lengths]",
+    ),
+    Guard(
+        "JSON that is printed drives no terminal",
+        "rpc/sandkeep/protocol/printable.py",
+        "if encoded.isascii() and",
+        "if True or",
+        "tests/rpc/cli/test_printing.py::test_a_document_has_the_same_value_for_a_parser",
     ),
     Guard(
         "An API key does not take all HTTP connections",

@@ -178,11 +178,11 @@ def moment(sandbox: SandboxState, found: Sequence[Moment], upto: int, until_us: 
         return chosen
     oldest = next((moment for moment in found if moment.status == "ready"), None)
     if oldest is None:
-        message = f"of sandbox {sandbox.sandbox_id} there is no snapshot or checkpoint: make one before you need it"
+        message = f"sandbox {sandbox.sandbox_id} has no snapshot or checkpoint: create one before you need it"
         raise DataError("snapshot_missing", message, sandbox_id=sandbox.sandbox_id)
     message = (
-        f"of sandbox {sandbox.sandbox_id} nothing is kept of that moment or before it: "
-        f"the oldest is {oldest.kind} {oldest.source_id}, of position {oldest.position}, {rfc3339(oldest.time_us)}"
+        f"sandbox {sandbox.sandbox_id} has no snapshot or checkpoint of that time or earlier: "
+        f"the oldest is {oldest.kind} {oldest.source_id}, at position {oldest.position}, {rfc3339(oldest.time_us)}"
     )
     raise DataError("snapshot_missing", message, sandbox_id=sandbox.sandbox_id, oldest=oldest.position)
 

@@ -559,16 +559,18 @@ class SandboxFork(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class SandboxDiff(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sandbox, and what its workspace is compared with: `other`, a sandbox, snapshot or image; without it, the
-    files that it began with. At most `limit` paths are named, at or below `paths` if there are any. `unified` gives
+    """The differences from `base`, a sandbox, snapshot or image, to the sandbox's workspace: what only the sandbox has
+    is added. Without `base` they are those from the files that it began with; with `reverse`, those from the sandbox to
+    `base`. At most `limit` paths are named, at or below `paths` if there are any. `unified` gives
     texts, of at most `max_bytes`; with `lines` lines are counted.
     """
 
     sandbox_id: Name
-    other: ImageWord | None = None
+    base: ImageWord | None = None
     paths: Annotated[list[Path], Meta(max_length=256)] = field(default_factory=list)
     unified: bool = False
     lines: bool = False
+    reverse: bool = False
     limit: Annotated[int, Meta(ge=1, le=MAX_CHANGES)] = 10_000
     max_bytes: Annotated[int, Meta(ge=0, le=MAX_TEXT_BYTES)] = MAX_TEXT_BYTES
 
@@ -1434,7 +1436,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "sandbox.diff",
-            "Compare a sandbox's workspace with another, a snapshot, an image, or its beginning.",
+            "Compare another sandbox, a snapshot, an image, or its own first files with a sandbox's workspace.",
             model.Diff,
             SandboxDiff,
             deadline_s=600.0,

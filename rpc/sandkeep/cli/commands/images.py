@@ -58,7 +58,7 @@ NOT_SOURCE: Final = (".git", ".venv", "venv")
     "--clean", is_flag=True, help="Create a new image even if one has the same content, and build without cache."
 )
 @ignore_option
-@click.option("--all-files", is_flag=True, help="Leave out nothing that .sandkeepignore or .dockerignore says.")
+@click.option("--all-files", is_flag=True, help="Copy all files, whatever .sandkeepignore or .dockerignore says.")
 @click.option("--source-only", is_flag=True, help="Leave out .git and virtual environments (.venv, venv).")
 @click.option("--owner", metavar="OWNER", help="Create it for another owner, such as key:ci. For administrators.")
 @label_option
@@ -73,7 +73,7 @@ def create(
     which is pulled if it is missing. What begins with `/`, `./`, `../` or `~` or ends in `/` is a PATH, and so is a
     name that no reference has. Of a directory `project` write `./project`.
 
-    Of a plain directory its .sandkeepignore, or else its .dockerignore, says what is left out, by Docker's rules.
+    In a plain directory, .sandkeepignore, or else .dockerignore, lists files to leave out, by Docker's rules.
     """
     if not source:
         raise click.BadParameter("empty: give a directory or a reference", param_hint="PATH|REF")
@@ -228,7 +228,7 @@ def unpublish(front: Frontend, reference: str) -> None:
 def rm(front: Frontend, images: tuple[str, ...]) -> None:
     """Remove images that no sandbox uses, and print their ids.
 
-    An image with several names that is given by one of them only loses that.
+    An image with several names, given by one of them, loses only that name.
     """
     notes: list[str] = []
     try:

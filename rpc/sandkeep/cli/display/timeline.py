@@ -7,7 +7,8 @@ from sandkeep.cli.display.layout import cut, pad, plain
 from sandkeep.cli.display.output import LIMITS_MET, paint, size
 from sandkeep.model import Event, Moment
 
-TYPE_COLUMNS: Final = 24
+TYPE_COLUMNS: Final = 28
+"""Columns of an event's type: the longest, `checkpoint.restore_requested`."""
 WHO_COLUMNS: Final = 10
 RESTORABLE: Final = "◆"
 DELETED: Final = "◇"
