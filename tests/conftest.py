@@ -77,6 +77,7 @@ ENGINES: dict[str, Callable[[], str | None]] = {
     "bwrap": _program("bwrap"),
     "tmux": _program("tmux"),
     "docker": lambda: _program("dockerd")() or _root_alone("start a Docker engine"),
+    "registry": _program("docker-registry"),
     "runsc": _program("runsc"),
     "bsdtar": _program("bsdtar"),
     "busybox": _program("busybox"),
@@ -217,6 +218,15 @@ def nothing_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     yield
     left = _clear_traces(root)
     assert left == [], f"the tests left behind: {left}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def garbage_is_collected() -> Iterator[None]:
+    """Collect what a file of tests left open, so that the warning of it is an error of that file, and not of a later
+    one at whose turn memory happens to be tidied up.
+    """
+    yield
+    gc.collect()
 
 
 def _clear_traces(root: str) -> list[str]:

@@ -230,6 +230,23 @@ class ImageUntagged(Event, frozen=True, kw_only=True):
     name: str
 
 
+class ImagePublished(Event, frozen=True, kw_only=True):
+    """An administrator lets these owners use the image by its `reference`; everybody, if there are none. The same
+    reference of another image was withdrawn in the same commit.
+    """
+
+    type = "image.published"
+    reference: str
+    owners: list[str] = field(default_factory=list)
+
+
+class ImageUnpublished(Event, frozen=True, kw_only=True):
+    """The reference is published no more: an administrator withdrew it, or another image got it in the same commit."""
+
+    type = "image.unpublished"
+    reference: str
+
+
 class ImageRemoveRequested(Event, frozen=True, kw_only=True):
     """The image is about to be removed; no sandbox may start from it any more."""
 

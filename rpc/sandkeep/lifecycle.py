@@ -241,6 +241,8 @@ IMAGE: Final = Lifecycle[ImageStatus](
     Row("image.removed", ("removing",), "removed"),
     Row("image.tagged", ("ready",), Keep.SAME),
     Row("image.untagged", ("ready",), Keep.SAME),
+    Row("image.published", ("ready",), Keep.SAME),
+    Row("image.unpublished", ("ready",), Keep.SAME),
 )
 
 LOCK: Final = Lifecycle[LockStatus](

@@ -132,7 +132,8 @@ class Image(Struct, frozen=True, kw_only=True):
     `source` is a directory's path, the reference of a container image, or the id of a promoted snapshot. `base` is the
     reference of the image below a plain directory, and `dockerfile` the path, below `source`, of the Dockerfile. For
     Docker's, `docker_image_id` names the content and `docker_image_tag` is the engine's name for it; Modal's have
-    `modal_image_id`. `names` are those that its owner gave it, such as ``py:3.12``.
+    `modal_image_id`. `names` are those that its owner gave it, such as ``py:3.12``. `published` has the references by
+    which others may use it, each with these owners; without any, everybody.
     """
 
     image_id: str
@@ -155,6 +156,7 @@ class Image(Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = field(default_factory=dict)
     error: str | None = None
     names: list[str] = field(default_factory=list)
+    published: dict[str, list[str]] = field(default_factory=dict)
 
 
 class NamedVolume(Struct, frozen=True, kw_only=True):
@@ -569,8 +571,9 @@ class FileChange(Struct, frozen=True, kw_only=True):
 
 
 class Diff(Struct, frozen=True, kw_only=True):
-    """The differences of a sandbox's workspace from `base_id`: a sandbox, a snapshot, an image, or the kept files that
-    it began with. `files` are the first of them by path, `unified` their texts; with `truncated` there is more.
+    """The differences from `base_id`, a sandbox, a snapshot, an image, or the kept files with which the sandbox began,
+    to the workspace of `sandbox_id`; the other way with `reverse`. `files` are the first of them by path,
+    `unified` their texts; with `truncated` there is more.
     """
 
     sandbox_id: str

@@ -135,7 +135,7 @@ def copy_out(
     place, given = os.fsencode(target), os.fsencode(path)
     contents = _is_contents(given)
     with _stage(place) as stage, _sending(client, sandbox_id, path, contents=contents) as (call, descriptor):
-        with _writer([*_EXTRACT, stage.tree], stage, descriptor) as tar:
+        with _writer([*_EXTRACT, "."], stage, descriptor) as tar:
             _watch([call], tar, progress, "rchar")
         copied = _complete(call, tar)
         with _translated_errors(place):
@@ -280,7 +280,8 @@ def _writer(argv: list[str | bytes], stage: Stage, source: int) -> "Iterator[sub
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
         begin, group = confined.start, stage.group
-        program = _start(begin, argv, stage.tree, stdin=source, stdout=nothing, umask=0, process_group=group)
+        settings: dict[str, Any] = {"cwd": stage.tree, "umask": 0, "process_group": group}
+        program = _start(begin, argv, stage.tree, stdin=source, stdout=nothing, **settings)
     finally:
         os.close(source)
         os.close(nothing)

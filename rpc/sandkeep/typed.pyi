@@ -180,6 +180,8 @@ class _ImageView:
     def error(self) -> str | None: ...
     @property
     def names(self) -> list[str]: ...
+    @property
+    def published(self) -> dict[str, list[str]]: ...
 
 class _NamedVolumeView:
     info: model.NamedVolume
@@ -487,6 +489,7 @@ class AsyncImageMethods:
     async def list(
         self,
         all: bool = False,
+        published: bool = False,
         after: str | None = None,
         limit: int = 1000,
         *,
@@ -494,7 +497,9 @@ class AsyncImageMethods:
     ) -> model.ImageList:
         """List images.
 
-        `all` adds those that failed or were removed.
+        `all` adds those that failed or were removed. With `published` the list
+        has the images that are published to the caller instead, for an
+        administrator all that are published.
 
         `progress` is called with the messages of a long call.
         """
@@ -533,6 +538,40 @@ class AsyncImageMethods:
 
         The image, and the name to take from it. `not_found` if the image is not
         called so.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    async def publish(
+        self,
+        reference: str,
+        owners: Sequence[str] = [],
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> model.Image:
+        """Let others use an image of the Docker engine.
+
+        The `owners` who may use the image of the Docker engine that `reference`
+        means now; everybody, if there are none.
+
+        It is made an image of the caller's own, which is the one that is
+        published until the same reference is published again, wherever its tag
+        is moved.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    async def unpublish(
+        self,
+        reference: str,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> model.Image:
+        """Withdraw a published image.
+
+        A published reference. Images that others have made by it stay theirs.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -1048,23 +1087,25 @@ class AsyncSandboxMethods:
     async def diff(
         self,
         sandbox_id: str,
-        other: str | None = None,
+        base: str | None = None,
         paths: Sequence[str | PathLike[str]] = [],
         unified: bool = False,
         lines: bool = False,
+        reverse: bool = False,
         limit: int = 10000,
         max_bytes: int = 1048576,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.Diff:
-        """Compare a sandbox's workspace with another, a snapshot, an image, or its
-        beginning.
+        """Compare another sandbox, a snapshot, an image, or its own first files
+        with a sandbox's workspace.
 
-        The sandbox, and what its workspace is compared with: `other`, a
-        sandbox, snapshot or image; without it, the files that it began with. At
-        most `limit` paths are named, at or below `paths` if there are any.
-        `unified` gives texts, of at most `max_bytes`; with `lines` lines are
-        counted.
+        The differences from `base`, a sandbox, snapshot or image, to the
+        sandbox's workspace: what only the sandbox has is added. Without `base`
+        they are those from the files that it began with; with `reverse`, those
+        from the sandbox to `base`. At most `limit` paths are named, at or below
+        `paths` if there are any. `unified` gives texts, of at most `max_bytes`;
+        with `lines` lines are counted.
 
         `progress` is called with the messages of a long call.
         """
@@ -1251,10 +1292,11 @@ class AsyncBranchMethods:
     async def diff(
         self,
         sandbox_id: str,
-        other: str | None = None,
+        base: str | None = None,
         paths: Sequence[str | PathLike[str]] = [],
         unified: bool = False,
         lines: bool = False,
+        reverse: bool = False,
         limit: int = 10000,
         max_bytes: int = 1048576,
         *,
@@ -1262,11 +1304,12 @@ class AsyncBranchMethods:
     ) -> model.Diff:
         """Compare a branch with its base or with another: see sandbox.diff.
 
-        The sandbox, and what its workspace is compared with: `other`, a
-        sandbox, snapshot or image; without it, the files that it began with. At
-        most `limit` paths are named, at or below `paths` if there are any.
-        `unified` gives texts, of at most `max_bytes`; with `lines` lines are
-        counted.
+        The differences from `base`, a sandbox, snapshot or image, to the
+        sandbox's workspace: what only the sandbox has is added. Without `base`
+        they are those from the files that it began with; with `reverse`, those
+        from the sandbox to `base`. At most `limit` paths are named, at or below
+        `paths` if there are any. `unified` gives texts, of at most `max_bytes`;
+        with `lines` lines are counted.
 
         `progress` is called with the messages of a long call.
         """
@@ -2158,23 +2201,25 @@ class AsyncSandbox(_SandboxView):
         """
     async def diff(
         self,
-        other: str | AsyncSandbox | AsyncSnapshot | AsyncImage | None = None,
+        base: str | AsyncSandbox | AsyncSnapshot | AsyncImage | None = None,
         paths: Sequence[str | PathLike[str]] = [],
         unified: bool = False,
         lines: bool = False,
+        reverse: bool = False,
         limit: int = 10000,
         max_bytes: int = 1048576,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.Diff:
-        """Compare a sandbox's workspace with another, a snapshot, an image, or its
-        beginning.
+        """Compare another sandbox, a snapshot, an image, or its own first files
+        with a sandbox's workspace.
 
-        The sandbox, and what its workspace is compared with: `other`, a
-        sandbox, snapshot or image; without it, the files that it began with. At
-        most `limit` paths are named, at or below `paths` if there are any.
-        `unified` gives texts, of at most `max_bytes`; with `lines` lines are
-        counted.
+        The differences from `base`, a sandbox, snapshot or image, to the
+        sandbox's workspace: what only the sandbox has is added. Without `base`
+        they are those from the files that it began with; with `reverse`, those
+        from the sandbox to `base`. At most `limit` paths are named, at or below
+        `paths` if there are any. `unified` gives texts, of at most `max_bytes`;
+        with `lines` lines are counted.
 
         `progress` is called with the messages of a long call.
         """
@@ -2991,7 +3036,7 @@ class AsyncImages:
         self,
         source: str | PathLike[str],
         provider: str | None = None,
-        base: str | None = None,
+        base: str | AsyncSandbox | AsyncSnapshot | AsyncImage | None = None,
         dockerfile: str | PathLike[str] | None = None,
         clean: bool = False,
         labels: dict[str, str] = {},
@@ -3031,12 +3076,15 @@ class AsyncImages:
     async def list(
         self,
         all: bool = False,
+        published: bool = False,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[AsyncImage]:
         """List images.
 
-        `all` adds those that failed or were removed.
+        `all` adds those that failed or were removed. With `published` the list
+        has the images that are published to the caller instead, for an
+        administrator all that are published.
 
         `progress` is called with the messages of a long call.
         """
@@ -3050,6 +3098,40 @@ class AsyncImages:
 
         An image.
 
+        `progress` is called with the messages of a long call.
+        """
+    async def publish(
+        self,
+        reference: str,
+        owners: Sequence[str] = [],
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> AsyncImage:
+        """Let others use an image of the Docker engine.
+
+        The `owners` who may use the image of the Docker engine that `reference`
+        means now; everybody, if there are none.
+
+        It is made an image of the caller's own, which is the one that is
+        published until the same reference is published again, wherever its tag
+        is moved.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    async def unpublish(
+        self,
+        reference: str,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> AsyncImage:
+        """Withdraw a published image.
+
+        A published reference. Images that others have made by it stay theirs.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
         """
 
@@ -3473,6 +3555,7 @@ class BlockingImageMethods:
     def list(
         self,
         all: bool = False,
+        published: bool = False,
         after: str | None = None,
         limit: int = 1000,
         *,
@@ -3480,7 +3563,9 @@ class BlockingImageMethods:
     ) -> model.ImageList:
         """List images.
 
-        `all` adds those that failed or were removed.
+        `all` adds those that failed or were removed. With `published` the list
+        has the images that are published to the caller instead, for an
+        administrator all that are published.
 
         `progress` is called with the messages of a long call.
         """
@@ -3519,6 +3604,40 @@ class BlockingImageMethods:
 
         The image, and the name to take from it. `not_found` if the image is not
         called so.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    def publish(
+        self,
+        reference: str,
+        owners: Sequence[str] = [],
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> model.Image:
+        """Let others use an image of the Docker engine.
+
+        The `owners` who may use the image of the Docker engine that `reference`
+        means now; everybody, if there are none.
+
+        It is made an image of the caller's own, which is the one that is
+        published until the same reference is published again, wherever its tag
+        is moved.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    def unpublish(
+        self,
+        reference: str,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> model.Image:
+        """Withdraw a published image.
+
+        A published reference. Images that others have made by it stay theirs.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -4029,23 +4148,25 @@ class BlockingSandboxMethods:
     def diff(
         self,
         sandbox_id: str,
-        other: str | None = None,
+        base: str | None = None,
         paths: Sequence[str | PathLike[str]] = [],
         unified: bool = False,
         lines: bool = False,
+        reverse: bool = False,
         limit: int = 10000,
         max_bytes: int = 1048576,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.Diff:
-        """Compare a sandbox's workspace with another, a snapshot, an image, or its
-        beginning.
+        """Compare another sandbox, a snapshot, an image, or its own first files
+        with a sandbox's workspace.
 
-        The sandbox, and what its workspace is compared with: `other`, a
-        sandbox, snapshot or image; without it, the files that it began with. At
-        most `limit` paths are named, at or below `paths` if there are any.
-        `unified` gives texts, of at most `max_bytes`; with `lines` lines are
-        counted.
+        The differences from `base`, a sandbox, snapshot or image, to the
+        sandbox's workspace: what only the sandbox has is added. Without `base`
+        they are those from the files that it began with; with `reverse`, those
+        from the sandbox to `base`. At most `limit` paths are named, at or below
+        `paths` if there are any. `unified` gives texts, of at most `max_bytes`;
+        with `lines` lines are counted.
 
         `progress` is called with the messages of a long call.
         """
@@ -4232,10 +4353,11 @@ class BlockingBranchMethods:
     def diff(
         self,
         sandbox_id: str,
-        other: str | None = None,
+        base: str | None = None,
         paths: Sequence[str | PathLike[str]] = [],
         unified: bool = False,
         lines: bool = False,
+        reverse: bool = False,
         limit: int = 10000,
         max_bytes: int = 1048576,
         *,
@@ -4243,11 +4365,12 @@ class BlockingBranchMethods:
     ) -> model.Diff:
         """Compare a branch with its base or with another: see sandbox.diff.
 
-        The sandbox, and what its workspace is compared with: `other`, a
-        sandbox, snapshot or image; without it, the files that it began with. At
-        most `limit` paths are named, at or below `paths` if there are any.
-        `unified` gives texts, of at most `max_bytes`; with `lines` lines are
-        counted.
+        The differences from `base`, a sandbox, snapshot or image, to the
+        sandbox's workspace: what only the sandbox has is added. Without `base`
+        they are those from the files that it began with; with `reverse`, those
+        from the sandbox to `base`. At most `limit` paths are named, at or below
+        `paths` if there are any. `unified` gives texts, of at most `max_bytes`;
+        with `lines` lines are counted.
 
         `progress` is called with the messages of a long call.
         """
@@ -5129,23 +5252,25 @@ class Sandbox(_SandboxView):
         """
     def diff(
         self,
-        other: str | Sandbox | Snapshot | Image | None = None,
+        base: str | Sandbox | Snapshot | Image | None = None,
         paths: Sequence[str | PathLike[str]] = [],
         unified: bool = False,
         lines: bool = False,
+        reverse: bool = False,
         limit: int = 10000,
         max_bytes: int = 1048576,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.Diff:
-        """Compare a sandbox's workspace with another, a snapshot, an image, or its
-        beginning.
+        """Compare another sandbox, a snapshot, an image, or its own first files
+        with a sandbox's workspace.
 
-        The sandbox, and what its workspace is compared with: `other`, a
-        sandbox, snapshot or image; without it, the files that it began with. At
-        most `limit` paths are named, at or below `paths` if there are any.
-        `unified` gives texts, of at most `max_bytes`; with `lines` lines are
-        counted.
+        The differences from `base`, a sandbox, snapshot or image, to the
+        sandbox's workspace: what only the sandbox has is added. Without `base`
+        they are those from the files that it began with; with `reverse`, those
+        from the sandbox to `base`. At most `limit` paths are named, at or below
+        `paths` if there are any. `unified` gives texts, of at most `max_bytes`;
+        with `lines` lines are counted.
 
         `progress` is called with the messages of a long call.
         """
@@ -5942,7 +6067,7 @@ class Images:
         self,
         source: str | PathLike[str],
         provider: str | None = None,
-        base: str | None = None,
+        base: str | Sandbox | Snapshot | Image | None = None,
         dockerfile: str | PathLike[str] | None = None,
         clean: bool = False,
         labels: dict[str, str] = {},
@@ -5979,10 +6104,18 @@ class Images:
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
         """
-    def list(self, all: bool = False, *, progress: Callable[[str], None] | None = None) -> builtins.list[Image]:
+    def list(
+        self,
+        all: bool = False,
+        published: bool = False,
+        *,
+        progress: Callable[[str], None] | None = None,
+    ) -> builtins.list[Image]:
         """List images.
 
-        `all` adds those that failed or were removed.
+        `all` adds those that failed or were removed. With `published` the list
+        has the images that are published to the caller instead, for an
+        administrator all that are published.
 
         `progress` is called with the messages of a long call.
         """
@@ -5991,6 +6124,40 @@ class Images:
 
         An image.
 
+        `progress` is called with the messages of a long call.
+        """
+    def publish(
+        self,
+        reference: str,
+        owners: Sequence[str] = [],
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> Image:
+        """Let others use an image of the Docker engine.
+
+        The `owners` who may use the image of the Docker engine that `reference`
+        means now; everybody, if there are none.
+
+        It is made an image of the caller's own, which is the one that is
+        published until the same reference is published again, wherever its tag
+        is moved.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    def unpublish(
+        self,
+        reference: str,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> Image:
+        """Withdraw a published image.
+
+        A published reference. Images that others have made by it stay theirs.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
         """
 

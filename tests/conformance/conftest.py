@@ -162,7 +162,7 @@ class World:
             return
         caller = Caller(uid=os.geteuid(), gid=os.getegid())
         base = TOOLS if self.kind == "modal" else None if self.engine is None else self.engine.guest()
-        wanted = ImageRequest(kind="directory", source=str(self.source), base=base)
+        wanted = ImageRequest(kind="directory", source=str(self.source), base=base, published=None)
         if self.account is not None and live.is_wanted():
             wanted = live.image_of(self.source)
         made = await self.provider.images.make(self.image_id, wanted, caller, no_progress)
@@ -172,7 +172,7 @@ class World:
 
     async def _fill_workspaces(self) -> None:
         """Have the files of `source` in all workspaces: the image is a reference."""
-        wanted = ImageRequest(kind="reference", source=TOOLS)
+        wanted = ImageRequest(kind="reference", source=TOOLS, published=None)
         self.details = (await self.provider.images.make(self.image_id, wanted, self.caller, no_progress)).details
         layers = self.provider.layers
         assert layers is not None

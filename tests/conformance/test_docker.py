@@ -138,7 +138,7 @@ async def test_a_sandbox_that_writes_too_much_is_suspended(world: World) -> None
 
 async def test_an_image_with_a_shell_and_nothing_else(world: World) -> None:
     world.image_id = new_id(IMAGE)
-    wanted = ImageRequest(kind="reference", source=world.engine.shell())
+    wanted = ImageRequest(kind="reference", source=world.engine.shell(), published=None)
     caller = Caller(uid=os.geteuid(), gid=os.getegid())
     world.details = (await world.provider.images.make(world.image_id, wanted, caller, no_progress)).details
     instance = await world.sandbox(env={"A": "b"})
@@ -440,7 +440,7 @@ async def test_a_build_of_which_the_engine_loses_a_layer_is_begun_again(
             return self._receive({"error": lost})
 
     monkeypatch.setattr(builder, "StreamedRequest", Losing)
-    wanted = ImageRequest(kind="directory", source=str(world.source), base=world.engine.guest())
+    wanted = ImageRequest(kind="directory", source=str(world.source), base=world.engine.guest(), published=None)
     image_id = new_id(IMAGE)
     await world.provider.images.make(image_id, wanted, world.caller, no_progress)
     await world.provider.images.remove(image_id)

@@ -114,6 +114,8 @@ def accepts(decide: Callable[[], object]) -> bool:
 def decisions(walk: Walk) -> dict[str, Callable[[], object]]:
     """The rules that decide whether an intent may follow, besides `rules.may`."""
     subject, state = walk.subject, walk.state
+    if walk.kind is IMAGE and subject.published:
+        return {}  # it is in use
     if walk.kind is IMAGE:
         return {"image.remove_requested": lambda: rules.remove_image(state, walk.stream, []) is not None}
     if walk.kind is not SANDBOX:

@@ -49,7 +49,7 @@ def numbers(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
             if name in BY_NAME:
                 named = [word for word in node.keywords if word.arg in ("timeout", "timeout_s", "seconds")]
                 yield from ((name, word.value) for word in named)
-        elif isinstance(node, ast.BinOp) and "monotonic()" in ast.unparse(node.left):
+        elif isinstance(node, ast.BinOp) and _is_call_of(node.left, "monotonic"):
             yield "monotonic", node.right
         elif isinstance(node, ast.arguments):
             defaults = list(zip([*node.posonlyargs, *node.args][::-1], node.defaults[::-1], strict=False))
@@ -60,6 +60,10 @@ def numbers(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
             name = getattr(target, "id", "")
             if name.lstrip("_").startswith(NAMES) and name.endswith(("_S", "LATE")):
                 yield name, node.value
+
+
+def _is_call_of(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name
 
 
 def is_bare(deadline: ast.expr) -> bool:

@@ -31,10 +31,13 @@ NOT_IN_THE_STORY = {
 
 SUSPENSIONS = ("sandbox.suspend", "sandbox.resume")
 GVISOR = ("gvisor.", "checkpoint.", "process.restored")
-APART = (*GROWTH, *KEEPING, *SUSPENSIONS, *GVISOR, *BRANCHING, "lock.", "archive.", "volume.", "sandbox.moved")
+PUBLISHING = ("image.published", "image.unpublished")
+APART = (
+    *GROWTH, *KEEPING, *SUSPENSIONS, *GVISOR, *BRANCHING, *PUBLISHING, "lock.", "archive.", "volume.", "sandbox.moved",
+)  # fmt: skip
 """What another test tells of: for suspensions `test_suspending`, for checkpoints `test_gvisor`, for locks `test_locks`,
 for archives `test_snapshot_gc`, for volumes `test_operations`, for sandboxes that move `tests/integration`, for
-branches `test_branches`.
+branches `test_branches`, for published images `tests/daemon/providers/docker/test_foreign_images.py`.
 """
 
 TOLD = sorted(kind for kind in EVENTS if kind not in NOT_IN_THE_STORY and not kind.startswith(APART))

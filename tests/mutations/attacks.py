@@ -31,6 +31,7 @@ _UNPACK = "tests/store/archives/trees/test_unpack.py::"
 _INSPECT = "tests/store/archives/tar/test_inspect.py::"
 _POOLS = "tests/daemon/sandboxes/test_shared_pools.py::"
 _DISKS = "tests/daemon/providers/local/test_disks.py::"
+_DOCKER_DISKS = "tests/daemon/providers/docker/test_disks.py::"
 _ACCESS = "tests/daemon/core/test_access.py::"
 _QUOTAS = "tests/daemon/core/test_quotas.py::"
 _FENCES = "tests/conformance/test_fences.py::"
@@ -230,6 +231,16 @@ ATTACKS: Final = (
         "files that no walk sees, with `--disk`",
         {CODE: f"{_DISKS}test_the_limit_is_exact_and_the_writer_is_told"},
     ),
+    Attack(
+        "disk",
+        "the same in a container",
+        {CODE: f"{_DOCKER_DISKS}test_the_limit_is_exact_and_the_writer_is_told"},
+    ),
+    Attack(
+        "disk",
+        "volumes outside of a container's disk",
+        {USER: f"{_DOCKER_DISKS}test_what_lies_outside_of_the_disk_is_refused"},
+    ),
     Attack("disk", "files that no walk sees, default limit", {CODE: OPEN}),
     Attack("disk", "a full host", {CODE: f"{_DISKS}test_nothing_is_lost_on_a_host_whose_disk_is_full"}),
     Attack("disk", "quotas of owners", {USER: f"{_QUOTAS}test_promised_disks", KEY: OPEN}),
@@ -335,6 +346,11 @@ ATTACKS: Final = (
             USER: "tests/daemon/providers/docker/test_build_context.py::test_the_engine_fetches_no_files",
             KEY: f"{_KEYS}test_a_key_does_not_make_the_engine_call_the_host",
         },
+    ),
+    Attack(
+        "host's network",
+        "IPv6 addresses that carry private IPv4 ones",
+        {KEY: "tests/daemon/http/test_gateway.py::test_addresses_that_lead_to_private_ones_are_not_public"},
     ),
 )
 

@@ -40,6 +40,7 @@ _CALLS = "tests/conformance/test_seccomp.py::"
 _COMMITS = "tests/daemon/host/test_host_commit.py::"
 _BUILDING = "tests/daemon/providers/docker/test_images.py::"
 _BUILD_LIMITS = "tests/daemon/providers/docker/test_build_limits.py::"
+_FOREIGN_IMAGES = "tests/daemon/providers/docker/test_foreign_images.py::"
 
 GUARDS = [
     # what the sandbox writes and the daemon reads
@@ -195,10 +196,24 @@ GUARDS = [
     ),
     Guard(
         "The code inside takes no blocks that its disk has for the daemon",
-        "daemon/sandkeepd/providers/local/start.py",
-        "with privileges.file_user(job.plan.uid):",
+        "daemon/sandkeepd/providers/common/disk_overlays.py",
+        "with privileges.file_user(writer or NOBODY):",
         "with privileges.file_user(0):",
         "tests/daemon/providers/local/test_disks.py::test_on_a_full_disk_output_is_seen",
+    ),
+    Guard(
+        "Nothing that a container can write to lies outside of its disk",
+        "daemon/sandkeepd/providers/docker/disk.py",
+        "if mount.is_writable and mount.kind not in _IN_MEMORY and not is_own:",
+        "if False:",
+        "tests/daemon/providers/docker/test_disks.py::test_what_lies_outside_of_the_disk_is_refused",
+    ),
+    Guard(
+        "An overlay that a full disk makes read-only is mounted again",
+        "daemon/sandkeepd/providers/common/disk_overlays.py",
+        "if not _is_read_only(target):",
+        "if True:",
+        "tests/daemon/providers/local/test_disks.py::test_a_restore_on_a_full_disk_can_be_written",
     ),
     Guard(
         "No file is larger than the disk limit",
@@ -371,6 +386,41 @@ GUARDS = [
         "if image_references.could_be_an_id(name):",
         "if False:",
         f"{_BUILDING}test_the_beginning_of_an_id_finds_nobodys_image",
+    ),
+    Guard(
+        "An image of the engine is for others by its registry, or as it is published",
+        "daemon/sandkeepd/providers/docker/references.py",
+        "if request.published is None or _is_default_base(wanted):",
+        "if True:",
+        f"{_FOREIGN_IMAGES}test_an_image_that_an_administrator_built_is_his",
+    ),
+    Guard(
+        "A registry is asked with the caller's login",
+        "daemon/sandkeepd/providers/docker/references.py",
+        "client.inspect_distribution(reference, auth_config=login)",
+        "client.inspect_distribution(reference)",
+        f"{_FOREIGN_IMAGES}test_the_login_of_the_daemons_user_is_for_administrators",
+    ),
+    Guard(
+        "A registry that only names an image has not given it",
+        "daemon/sandkeepd/providers/docker/references.py",
+        'if found is not None and found["Id"] in elsewhere:',
+        "if False:",
+        f"{_FOREIGN_IMAGES}test_a_registry_that_only_names_an_image_of_here_has_not_given_it",
+    ),
+    Guard(
+        "A build uses the images that were checked",
+        "daemon/sandkeepd/providers/docker/dockerfile.py",
+        'flags = [f"--from={image}" if flag.startswith("--from=") else flag for flag in flags]',
+        "",
+        f"{_FOREIGN_IMAGES}test_a_registry_for_everybody_and_a_tag_that_is_another_here",
+    ),
+    Guard(
+        "A base's triggers name no images",
+        "daemon/sandkeepd/providers/docker/dockerfile.py",
+        "if images and not may_name_images:",
+        "if False:",
+        f"{_FOREIGN_IMAGES}test_a_base_that_copies_from_it_by_a_trigger",
     ),
     Guard(
         "A shell that lies is not believed",
@@ -562,7 +612,21 @@ GUARDS = [
         "daemon/sandkeepd/http/server.py",
         "if _has_doubtful_length(scope):",
         "if False:",
+        f"{_HTTP}test_an_old_request_with_chunks_is_refused",
+    ),
+    Guard(
+        "An HTTP request that a proxy could read in another way is refused",
+        "daemon/sandkeepd/http/server.py",
+        "        make_strict(self.connection)\n",
+        "",
         f"{_HTTP}test_no_request_is_smuggled_behind_another[two lengths]",
+    ),
+    Guard(
+        "JSON that is printed drives no terminal",
+        "rpc/sandkeep/protocol/printable.py",
+        "if encoded.isascii() and",
+        "if True or",
+        "tests/rpc/cli/test_printing.py::test_a_document_has_the_same_value_for_a_parser",
     ),
     Guard(
         "An API key does not take all HTTP connections",
@@ -598,7 +662,7 @@ GUARDS = [
         "daemon/sandkeepd/host/host_commit/apply.py",
         "if target != self._tree.inode:",
         "if False:",
-        f"{_COMMITS}test_another_directory_by_the_path_of_the_target_is_left_alone[link]",
+        f"{_COMMITS}test_another_directory_by_the_path_of_the_target_is_left_alone[moved]",
     ),
     Guard(
         "A commit sets no set-uid bit",
@@ -612,7 +676,7 @@ GUARDS = [
         "daemon/sandkeepd/host/host_commit/survey.py",
         "only_mode = is_new and seen.is_plain",
         "only_mode = is_new",
-        f"{_COMMITS}test_a_set_uid_file_loses_that_with_a_change_of_its_mode[journal:1]",
+        f"{_COMMITS}test_a_set_uid_file_loses_that_with_a_change_of_its_mode[moved:1]",
     ),
     Guard(
         "No bare repository is committed",
@@ -627,6 +691,13 @@ GUARDS = [
         'why_forbidden(change.path) or ("git" if self._repositories.contain(change.path) else None)',
         "why_forbidden(change.path)",
         "tests/daemon/branches/test_commits.py::test_no_bare_repository_is_completed",
+    ),
+    Guard(
+        "A copy to the host is staged by descriptor, not by name",
+        "rpc/sandkeep/system/staging.py",
+        'self.tree = here + b"/tree"',
+        "self.tree = self.named_tree",
+        "tests/rpc/system/test_staging.py::test_nothing_is_written_by_its_name[True]",
     ),
     Guard(
         "Labels that a container has from its image prove nothing",

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http.client import HTTPConnection
 from socket import AF_UNIX, socket
@@ -74,13 +74,15 @@ class PrivateEngine:
             time.sleep(0.02)
         return False
 
-    def ask(self, method: str, path: str, body: Any = None, *, raw: bytes | None = None) -> tuple[int, bytes]:
+    def ask(
+        self, method: str, path: str, body: Any = None, *, raw: bytes | None = None, headers: Mapping[str, str] = {}
+    ) -> tuple[int, bytes]:
         """One request, as plain as can be: the status and the body of the answer."""
         connection = _Connection(self.socket)
         try:
             data = raw if raw is not None else json.dumps(body).encode() if body is not None else None
             kind = "application/x-tar" if raw is not None else "application/json"
-            connection.request(method, path, data, {"Content-Type": kind})
+            connection.request(method, path, data, {"Content-Type": kind, **headers})
             answer = connection.getresponse()
             return answer.status, answer.read()
         finally:
@@ -215,6 +217,14 @@ class PrivateEngine:
             assert b"errorDetail" not in body, body
             self._images.add(name)
         return name
+
+    def remove_image(self, name: str) -> None:
+        """Remove an image with all its names."""
+        with self._making:
+            image_id = self.get(f"/images/{name}/json")["Id"]
+            status, body = self.ask("DELETE", f"/images/{image_id}?force=1")
+            assert status == 200, body
+            self._images.discard(name)
 
     # -- its life -----------------------------------------------------------------------------------------------------
 

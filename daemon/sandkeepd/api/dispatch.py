@@ -7,14 +7,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from sandkeep.errors import CallerError, StateError
+from sandkeep.errors import CallerError, SandkeepError, StateError
 from sandkeep.protocol.methods import METHODS, EventQuery, Mutation
 from sandkeep_store.threads import working_for
 from sandkeep_store.views.sessions import SessionState
 from sandkeepd.api.repeated_commands import RepeatedCommands
 from sandkeepd.core.access import Request, admit
-from sandkeepd.core.call import Call
+from sandkeepd.core.call import Call, no_progress
 from sandkeepd.core.core import Core
+from sandkeepd.core.messages import named_error, named_progress
 from sandkeepd.core.operation import Again, Command, Handle
 
 HandleNow = Callable[[Request[Any]], Any]
@@ -51,22 +52,33 @@ class Dispatch:
         }
 
     def _immediately(self, handle: HandleNow) -> Callable[[Call], Any]:
-        return lambda call: handle(admit(self._core.state, call))
+        def answer(call: Call) -> Any:
+            request = admit(self._core.state, call)
+            try:
+                return handle(request)
+            except SandkeepError as error:
+                raise named_error(self._core.state, request, error) from error
+
+        return answer
 
     async def __call__(self, call: Call) -> Any:
         """Answer a call. Raises SandkeepError."""
         request, handle = self._admitted(call)
-        with self._core.quotas.calling(request), working_for(request.owner):
-            if request.command_id is None:
-                return await handle(request)
-            return await self._commands.once(call, request, handle)
+        try:
+            with self._core.quotas.calling(request), working_for(request.owner):
+                if request.command_id is None:
+                    return await handle(request)
+                return await self._commands.once(call, request, handle)
+        except SandkeepError as error:
+            raise named_error(self._core.state, request, error) from error
 
     def _admitted(self, call: Call) -> tuple[Request[Any], Handle]:
         """Let a call through, or raise as `admit` does. A command that may be a repeated one is let through although
         its names mean nothing, perhaps any more: its handler raises that.
         """
+        state = self._core.state
         try:
-            return admit(self._core.state, call), self._handler_of(call)
+            return self._reporting(admit(state, call)), self._handler_of(call)
         except CallerError as unknown:
             if not isinstance(call.params, Mutation) or call.params.command_id is None or call.method.intent is None:
                 raise
@@ -75,7 +87,13 @@ class Dispatch:
         async def refuse(_: Request[Any]) -> Any:
             raise refusal
 
-        return admit(self._core.state, call, may_be_known=True), refuse
+        return self._reporting(admit(state, call, may_be_known=True)), refuse
+
+    def _reporting(self, request: Request[Any]) -> Request[Any]:
+        """Return the request, whose progress says names."""
+        if request.progress is no_progress:
+            return request
+        return replace(request, progress=named_progress(self._core.state, request, request.progress))
 
     def _handler_of(self, call: Call) -> Handle:
         """Return the handler of a call, which makes the session ready first that is named for a sandbox."""

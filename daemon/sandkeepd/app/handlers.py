@@ -57,6 +57,8 @@ def dispatch(
         "image.remove": images.remove,
         "image.tag": images.tag,
         "image.untag": images.untag,
+        "image.publish": images.publish,
+        "image.unpublish": images.unpublish,
         "volume.create": services.volumes.create,
         "volume.list": services.volumes.list_all,
         "volume.remove": services.volumes.remove,

@@ -298,5 +298,5 @@ class Reconciler:
             logger.warning("removed what no event owns", extra={"what": what})
         if swept.foreign:
             told = {"count": len(swept.foreign), "first": swept.foreign[0], "all": "daemon.status"}
-            logger.warning("left what is not of this log", extra=told)
+            logger.warning("ignored sandboxes and files of other logs", extra=told)
         self._core.foreign[provider.name] = swept.foreign

@@ -43,7 +43,7 @@ class Comparing:
         self._layers = layers
 
     async def diff(self, request: Request[SandboxDiff]) -> Diff:
-        """Compare a sandbox's workspace with another, a snapshot, an image, or its beginning."""
+        """Compare another sandbox, a snapshot, an image, or its own first files with a sandbox's workspace."""
         asked = request.params
         sandbox = rules.sandbox(self._core.state, asked.sandbox_id)
         rules.require_files(sandbox)
@@ -53,7 +53,8 @@ class Comparing:
             self._points.opened(base, now) as (before, after),
         ):
             ignored = self._points.ignored(sandbox)
-            compare = partial(_diff, before, after, asked, ignored, sandbox.sandbox_id, base_id)
+            old, new = (after, before) if asked.reverse else (before, after)
+            compare = partial(_diff, old, new, asked, ignored, sandbox.sandbox_id, base_id)
             return await run_in_thread(compare, request.progress, "comparing the files")
 
     @asynccontextmanager
@@ -95,14 +96,14 @@ class Comparing:
 
     def _compared(self, request: Request[SandboxDiff]) -> str | None:
         """Return the id of what a sandbox is compared with, if anything is named. Raises `not_found` and `invalid`."""
-        state, other = self._core.state, request.params.other
+        state, other = self._core.state, request.params.base
         if other is None:
             return None
         for kind in _COMPARED:
-            if (found := naming.find(state, kind, other, "other", request)) is not None:
+            if (found := naming.find(state, kind, other, "base", request)) is not None:
                 return found
-        message = f"other: there is no sandbox, snapshot or image {other!r}"
-        raise CallerError("not_found", message, field="other", other=other)
+        message = f"base: there is no sandbox, snapshot or image {other!r}"
+        raise CallerError("not_found", message, field="base", base=other)
 
     @asynccontextmanager
     async def _unpacked(

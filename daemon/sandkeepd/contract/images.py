@@ -14,6 +14,9 @@ class ImageRequest(Struct, frozen=True, kw_only=True):
     provider has such, or built by the `dockerfile` below it; or a reference. With `clean` earlier builds are not
     reused. The names of `ignore` are left out at any depth, and what `patterns` match, and, with
     `ignore_files`, those of the directory's files of patterns.
+
+    `published` has the references, in full, by which administrators let the owner use images that the provider's engine
+    has, each with that image's digest; None stands for a request of an administrator, who may use all of them.
     """
 
     kind: ImageKind
@@ -26,6 +29,7 @@ class ImageRequest(Struct, frozen=True, kw_only=True):
     ignore: Sequence[str] = ()
     patterns: Sequence[str] = ()
     ignore_files: bool = True
+    published: Mapping[str, str] | None = field(default_factory=dict)
 
     @property
     def by_file(self) -> bool:

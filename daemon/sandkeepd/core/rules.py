@@ -178,11 +178,11 @@ def moment(sandbox: SandboxState, found: Sequence[Moment], upto: int, until_us: 
         return chosen
     oldest = next((moment for moment in found if moment.status == "ready"), None)
     if oldest is None:
-        message = f"of sandbox {sandbox.sandbox_id} there is no snapshot or checkpoint: make one before you need it"
+        message = f"sandbox {sandbox.sandbox_id} has no snapshot or checkpoint: create one before you need it"
         raise DataError("snapshot_missing", message, sandbox_id=sandbox.sandbox_id)
     message = (
-        f"of sandbox {sandbox.sandbox_id} nothing is kept of that moment or before it: "
-        f"the oldest is {oldest.kind} {oldest.source_id}, of position {oldest.position}, {rfc3339(oldest.time_us)}"
+        f"sandbox {sandbox.sandbox_id} has no snapshot or checkpoint of that time or earlier: "
+        f"the oldest is {oldest.kind} {oldest.source_id}, at position {oldest.position}, {rfc3339(oldest.time_us)}"
     )
     raise DataError("snapshot_missing", message, sandbox_id=sandbox.sandbox_id, oldest=oldest.position)
 
@@ -390,6 +390,21 @@ def require_name(image: ImageState, name: str) -> None:
         raise CallerError("not_found", message, image_id=image.image_id, name=name)
 
 
+def published_images(state: State, owner: str) -> dict[str, str]:
+    """Return the references that are published to an owner, each with the digest of its image."""
+    return {
+        reference: image.created.digest
+        for image in state.images.values()
+        if image.status == "ready" and image.created is not None
+        for reference in image.published_to(owner)
+    }
+
+
+def published_image(state: State, reference: str) -> ImageState | None:
+    """Return the image that is published by a reference."""
+    return next((image for image in state.images.values() if reference in image.published and not image.ended), None)
+
+
 def same_content(state: State, image_id: str, digest: str) -> ImageState | None:
     """An older image, ready and of the same owner, provider and content, that can stand for a new one."""
     new = state.images[image_id]
@@ -414,6 +429,9 @@ def remove_image(state: State, image_id: str, pending: Sequence[str]) -> events.
         raise StateError("not_ready", f"image {image_id} is still being made: wait, then remove it", image_id=image_id)
     if not may(found, "image.remove_requested"):
         return None
+    if found.published:
+        message = f"image {image_id} is published as {_some(list(found.published))}: withdraw that first"
+        raise StateError("in_use", message, image_id=image_id, references=list(found.published))
     above = [s.snapshot_id for s in state.snapshots.values() if s.alive and s.needs_image(image_id)]
     if above:
         message = f"image {image_id} is the base of the incremental snapshot {_some(above)}: delete that, or promote it"

@@ -103,6 +103,8 @@ cd -- "$SOURCE" || { ls -d -- "$SOURCE/"; exit 3; }
 echo directory
 """
 
+_READ_FILE: Final = '[ ! -f "$SOURCE" ] || exec head -c "$1" -- "$SOURCE"'
+
 
 class LeftOut(Struct, frozen=True, kw_only=True):
     """Files of a directory that are not copied: `names` at any depth; what the patterns match of the first of
@@ -166,6 +168,14 @@ async def look(source: str, caller: Caller, dockerfile: str) -> Seen:
     """Return what `source` is, and if it has the `dockerfile`. Raises `invalid` if missing, `permission_denied`."""
     _check_caller(caller)
     return await _in_look_thread(_look, source, caller, dockerfile)
+
+
+async def read_file(path: str, caller: Caller, most_bytes: int) -> bytes:
+    """Return the beginning of a small regular file; nothing if there is none, or the caller may not read it."""
+    _check_caller(caller)
+    run = functools.partial(_run_as, caller, [_READ_FILE, "sh", str(most_bytes)], None, SOURCE=path)
+    _, output, _ = await _in_look_thread(run)
+    return output
 
 
 def _check_caller(caller: Caller) -> None:

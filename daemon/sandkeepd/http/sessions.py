@@ -30,7 +30,6 @@ from sandkeepd.http.bodies import (
 )
 from sandkeepd.http.exchange import Asked, Headers, Reply
 from sandkeepd.http.gateway import Gateway
-from sandkeepd.http.registries import require_public
 from sandkeepd.http.row import PREFIX, Row, Values
 
 LEAST_IDLE_S: Final = 60
@@ -47,7 +46,6 @@ _NOT_RESTORED: Final = ("not_found", "snapshot_missing", "snapshot_corrupt", "sn
 async def ensure(gateway: Gateway, row: Row, asked: Asked) -> None:
     """Make a session ready: 201 if a sandbox was made for it, 200 if it was ready."""
     body: SessionBody = asked.body
-    await require_public(body.image or "")
     try:
         done: SessionEnsured = await gateway.call(asked, row.operation, _ensured(body))
     except CallerError as error:

@@ -7,25 +7,37 @@ from weakref import WeakValueDictionary
 
 import trio
 from msgspec import convert
+from msgspec.structs import replace
 
 from sandkeep import events, failpoints, ids
 from sandkeep.errors import CallerError, StateError
 from sandkeep.model import Image, ImageList
-from sandkeep.protocol.methods import ImageCreate, ImageQuery, ImageRef, ImageRemove, ImageTag, ImageUntag
+from sandkeep.protocol.methods import (
+    ImageCreate,
+    ImagePublish,
+    ImageQuery,
+    ImageRef,
+    ImageRemove,
+    ImageTag,
+    ImageUnpublish,
+    ImageUntag,
+)
+from sandkeep.settings.daemon import DOCKER_BASE
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.state import State
-from sandkeepd.contract import image_sources
+from sandkeepd.contract import image_references, image_sources
 from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.image_sources import Source
 from sandkeepd.contract.images import ImageRequest
 from sandkeepd.core import rules
-from sandkeepd.core.access import Request
+from sandkeepd.core.access import Request, part_of_request
 from sandkeepd.core.core import Core
 from sandkeepd.core.holds import Holds
 from sandkeepd.core.operation import Command, Creation, DirectCommand, Operation, Order, Removal
 from sandkeepd.core.paging import page
 from sandkeepd.host import caller_paths
+from sandkeepd.sandboxes.registries import require_public
 
 REMOVE_DEADLINE_S = 300.0
 """Seconds a provider may take to remove an image before the request is repeated, if it can be interrupted."""
@@ -74,7 +86,9 @@ class ImageCreation(Creation[ImageState, Image]):
     async def act(self, order: Order[ImageState]) -> Sequence[NewEvent]:
         core, image_id, asked = self.core, order.stream, order.subject.requested
         provider = core.provider(asked.provider)
-        wanted = convert(asked, ImageRequest, from_attributes=True)
+        assert order.request is not None
+        published = None if order.request.admin else rules.published_images(core.state, asked.owner)
+        wanted = replace(convert(asked, ImageRequest, from_attributes=True), published=published)
         made = await provider.images.make(image_id, wanted, order.caller, order.progress)
         failpoints.reach("image.copied")
         # Of two of the same content that are made at once, the second is to find the first.
@@ -149,6 +163,17 @@ def tag_image(state: State, image: ImageState, name: str) -> list[NewEvent]:
     return [tagged, NewEvent(named.image_id, events.ImageUntagged(name=name))]
 
 
+def publish_image(state: State, image: ImageState, reference: str, owners: list[str]) -> list[NewEvent]:
+    """Return the events by which an image is published, and one that was by the same reference no longer is. The order
+    matters: the first is by which the command is known.
+    """
+    published = NewEvent(image.image_id, events.ImagePublished(reference=reference, owners=owners))
+    previous = rules.published_image(state, reference)
+    if previous is None or previous is image:
+        return [published]
+    return [published, NewEvent(previous.image_id, events.ImageUnpublished(reference=reference))]
+
+
 class Images:
     """The handlers of ``image.*``."""
 
@@ -159,7 +184,8 @@ class Images:
         self._removal = ImageRemoval(core)
         self.operations: Sequence[Operation[Any, Any]] = (self.creation, self._removal)
         self.commands: Sequence[Command] = tuple(
-            DirectCommand(method, self._named_again) for method in ("image.tag", "image.untag")
+            DirectCommand(method, self._named_again)
+            for method in ("image.tag", "image.untag", "image.publish", "image.unpublish")
         )
 
     async def create(self, request: Request[ImageCreate]) -> Image:
@@ -171,6 +197,8 @@ class Images:
         source = await self._source(request.params, request.caller)
         provider = self._core.provider(request.params.provider or source.provider)
         default_base = provider.builder.default_base() if provider.builder is not None else None
+        if request.peer.key is not None and source.kind == "reference":
+            await self._require_registry(owner, source.source, provider.name)
         event = rules.create_image(request.params, owner, provider.name, source, default_base)
         return await self.creation.run(NewEvent(ids.new_id(ids.IMAGE), event, expected_revision=0), request)
 
@@ -182,6 +210,14 @@ class Images:
             return image_sources.referred(command)
         dockerfile_path = image_sources.dockerfile_path(command)
         return image_sources.seen(command, await caller_paths.look(command.source, caller, dockerfile_path))
+
+    async def _require_registry(self, owner: str, reference: str, provider: str) -> None:
+        """Raise `permission_denied` if a registry that is not for API keys would be asked for an image."""
+        name, public = _in_full(reference), rules.published_images(self._core.state, owner)
+        is_default = DOCKER_BASE.is_set and name == _in_full(DOCKER_BASE())
+        if provider == image_sources.BUILDER and (is_default or name in public):
+            return
+        await require_public(reference)
 
     async def remove(self, request: Request[ImageRemove]) -> Image:
         """Remove an image that no sandbox needs; only the name by which it is given if it has others: an image of the
@@ -234,6 +270,33 @@ class Images:
             await core.log.append([NewEvent(image.image_id, events.ImageUntagged(name=name))], request.meta)
         return image.view()
 
+    async def publish(self, request: Request[ImagePublish]) -> Image:
+        """Let owners use an image of the engine, which becomes one of the administrator's own. It is the one that the
+        reference means now: a tag that is moved later publishes nothing.
+        """
+        core, reference = self._core, _in_full(request.params.reference)
+        create = ImageCreate(source=reference, provider=image_sources.BUILDER)
+        made = await self.create(part_of_request(request, "image.create", create))
+        with self.holds.held(made.image_id):
+            async with self.holds.naming:
+                image = rules.ready_image(core.state, made.image_id)
+                core.require_sound()
+                await core.log.append(publish_image(core.state, image, reference, request.params.owners), request.meta)
+        return image.view()
+
+    async def unpublish(self, request: Request[ImageUnpublish]) -> Image:
+        """Withdraw a published image. Raises `not_found` if no image is published so."""
+        core, reference = self._core, _in_full(request.params.reference)
+        async with self.holds.naming:
+            image = rules.published_image(core.state, reference)
+            if image is None:
+                raise CallerError("not_found", f"reference: no image is published as {reference}", field="reference")
+            core.require_sound()
+            await core.log.append(
+                [NewEvent(image.image_id, events.ImageUnpublished(reference=reference))], request.meta
+            )
+        return image.view()
+
     async def _named_again(self, request: Request[Any], first: Recorded) -> Image:  # noqa: ARG002
         return rules.image(self._core.state, first.stream).view()
 
@@ -244,6 +307,23 @@ class Images:
     def list_now(self, request: Request[ImageQuery]) -> ImageList:
         """List the caller's images; an administrator sees all."""
         query = request.params
+        if query.published:
+            return self._list_published(request)
         mine = (i for i in self._core.state.images.values() if request.sees(i.owner) and (query.all or not i.ended))
         found, following = page(mine, lambda image: image.image_id, query.after, query.limit)
         return ImageList(images=[image.view() for image in found], next=following)
+
+    def _list_published(self, request: Request[ImageQuery]) -> ImageList:
+        """List what is published to the caller; an administrator sees to whom else."""
+        public = [image for image in self._core.state.images.values() if image.published and not image.ended]
+        views = [
+            image.view() if request.admin else replace(image.view(), published=image.published_to(request.owner))
+            for image in public
+        ]
+        mine = [view for view in views if view.published]
+        found, following = page(mine, lambda image: image.image_id, request.params.after, request.params.limit)
+        return ImageList(images=list(found), next=following)
+
+
+def _in_full(reference: str) -> str:
+    return image_references.parse(reference, "reference").in_full

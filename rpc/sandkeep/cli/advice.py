@@ -30,6 +30,7 @@ _FIELDS: Final = {
     "kind": ("type",),
     "name": ("names", "gcs_sandbox_id"),
     "older_than": ("older_than_s",),
+    "other": ("base",),
     "origin": ("sandbox_id", "merge_id", "commit_id"),
     "over": ("sandbox_id",),
     "session_id": ("id",),

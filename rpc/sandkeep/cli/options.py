@@ -399,7 +399,9 @@ timeout_option = click.option(
 )
 label_option = pairs_option("--label", "labels", text="Set a label.")
 name_option = click.option("--name", metavar="NAME", help="A name, which need not be unique.")
-image_name_option = click.option("--name", metavar="NAME[:TAG]", help="Name of the image, which an older one may lose.")
+image_name_option = click.option(
+    "--name", metavar="NAME[:TAG]", help="Name for the image. If another image has it, it moves to this one."
+)
 named_option = click.option("--name", metavar="NAME", help="Only those of this name.")
 labelled_option = pairs_option("--label", "labels", text="Only those with this label (repeatable: with all of them).")
 bucket_option = click.option(

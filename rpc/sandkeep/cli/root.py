@@ -78,6 +78,8 @@ IMAGE_COMMANDS: Final = {
     "get": ("images:get", "Show an image."),
     "tag": ("images:tag", "Give an image a name."),
     "untag": ("images:untag", "Take a name from an image."),
+    "publish": ("images:publish", "Let others use an image of the Docker engine."),
+    "unpublish": ("images:unpublish", "Withdraw a published image."),
     "rm": ("images:rm", "Remove images."),
 }
 

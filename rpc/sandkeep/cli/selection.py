@@ -118,6 +118,6 @@ def selection_options(function: Function) -> Function:
         type=Filter(),
         multiple=True,
         metavar="KEY=VALUE",
-        help=f"Only sandboxes of which this holds. Keys: {', '.join(key for key in FILTERS if key != 'state')}.",
+        help=f"Only sandboxes that match. Keys: {', '.join(key for key in FILTERS if key != 'state')}.",
     )
     return labels(filters(function))

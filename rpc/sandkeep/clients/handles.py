@@ -26,7 +26,7 @@ from sandkeep.clients.steps import Steps, run, run_async
 from sandkeep.errors import SandkeepError
 from sandkeep.protocol.methods import Method
 
-_ANY_OF: Final = {"other": ("sandbox", "snapshot", "image")}
+_ANY_OF: Final = {"base": ("sandbox", "snapshot", "image")}
 """Parameters that name an object of several kinds."""
 
 _REFRESH: Final = "Get the present view of the object as `info`, and return the handle."

@@ -91,6 +91,9 @@ Patterns = Annotated[
     ],
     Meta(max_length=64),
 ]
+Reference = Annotated[
+    str, Meta(min_length=1, max_length=512, description="The reference of a container image, such as python:3.11-slim.")
+]
 Position = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Where = Position | Token
 """A place in the log: a position, as `sandkeep history` shows it, or a token of that log, which names it by its end."""
@@ -196,10 +199,30 @@ class ImageUntag(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True
     name: ImageName
 
 
+class ImagePublish(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `owners` who may use the image of the Docker engine that `reference` means now; everybody, if there are none.
+
+    It is made an image of the caller's own, which is the one that is published until the same reference is published
+    again, wherever its tag is moved.
+    """
+
+    reference: Reference
+    owners: Annotated[list[Owner], Meta(max_length=256)] = field(default_factory=list)
+
+
+class ImageUnpublish(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A published reference. Images that others have made by it stay theirs."""
+
+    reference: Reference
+
+
 class ImageQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`all` adds those that failed or were removed."""
+    """`all` adds those that failed or were removed. With `published` the list has the images that are published to the
+    caller instead, for an administrator all that are published.
+    """
 
     all: bool = False
+    published: bool = False
     after: Name | None = None
     limit: Limit = 1000
 
@@ -536,16 +559,18 @@ class SandboxFork(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class SandboxDiff(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sandbox, and what its workspace is compared with: `other`, a sandbox, snapshot or image; without it, the
-    files that it began with. At most `limit` paths are named, at or below `paths` if there are any. `unified` gives
+    """The differences from `base`, a sandbox, snapshot or image, to the sandbox's workspace: what only the sandbox has
+    is added. Without `base` they are those from the files that it began with; with `reverse`, those from the sandbox to
+    `base`. At most `limit` paths are named, at or below `paths` if there are any. `unified` gives
     texts, of at most `max_bytes`; with `lines` lines are counted.
     """
 
     sandbox_id: Name
-    other: ImageWord | None = None
+    base: ImageWord | None = None
     paths: Annotated[list[Path], Meta(max_length=256)] = field(default_factory=list)
     unified: bool = False
     lines: bool = False
+    reverse: bool = False
     limit: Annotated[int, Meta(ge=1, le=MAX_CHANGES)] = 10_000
     max_bytes: Annotated[int, Meta(ge=0, le=MAX_TEXT_BYTES)] = MAX_TEXT_BYTES
 
@@ -1222,6 +1247,24 @@ METHODS: Final[dict[str, Method]] = {
             deadline_s=60.0,
         ),
         _M(
+            "image.publish",
+            "Let others use an image of the Docker engine.",
+            model.Image,
+            ImagePublish,
+            intent="image.published",
+            deadline_s=3600.0,
+            **_ADMIN,
+        ),
+        _M(
+            "image.unpublish",
+            "Withdraw a published image.",
+            model.Image,
+            ImageUnpublish,
+            intent="image.unpublished",
+            deadline_s=60.0,
+            **_ADMIN,
+        ),
+        _M(
             "image.remove",
             "Remove an image.",
             model.Image,
@@ -1393,7 +1436,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "sandbox.diff",
-            "Compare a sandbox's workspace with another, a snapshot, an image, or its beginning.",
+            "Compare another sandbox, a snapshot, an image, or its own first files with a sandbox's workspace.",
             model.Diff,
             SandboxDiff,
             deadline_s=600.0,

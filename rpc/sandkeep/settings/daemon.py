@@ -31,6 +31,11 @@ class Setting(Generic[T]):
         self.shown_default = shown
         self.summary = summary
 
+    @property
+    def is_set(self) -> bool:
+        """True if an administrator has chosen the value."""
+        return bool(os.environ.get(self.name))
+
     def __call__(self, environ: Mapping[str, str] | None = None) -> T:
         """The present value. Raises `not_configured`, naming the variable, when it is malformed."""
         text = (os.environ if environ is None else environ).get(self.name, "")
@@ -529,7 +534,8 @@ DOCKER_BASE = Setting(
     "SANDKEEP_DOCKER_BASE",
     str,
     "python:3.11-slim",
-    "Base image of a plain directory for Docker without `base`.",
+    "Base image of a plain directory for Docker without `base`. If it is set, everybody may use that image, as if an "
+    "administrator had published it.",
 )
 LOG_LEVEL = Setting(
     "SANDKEEP_LOG_LEVEL", _level, "info", "Log level of the daemon on stderr: debug, info, warning or error."

@@ -110,7 +110,7 @@ async def unpacking(target: str) -> AsyncIterator[Write]:
     with trio.CancelScope(shield=True):
         stage = await _in_thread(lambda: Stage(os.fsencode(target)), target)
     try:
-        begin = partial(confined.start, [*_UNPACK, stage.tree], stage.tree, umask=0)
+        begin = partial(confined.start, [*_UNPACK, "."], stage.tree, cwd=stage.tree, umask=0)
         async with _tar(begin, writes=False) as (pipe, finish):
             try:
                 yield pipe.send_all

@@ -1,7 +1,8 @@
 """A staging directory beside a destination, for a tree that appears there atomically.
 
 A helper program waits for this process's end, however that comes, ends the programs that still write there, and removes
-the directory.
+the directory. Whoever may write beside the destination can give the directory's name to another one, or to a link: so
+it is opened once, and nothing is done by its name but to remove it when it is empty.
 """
 
 import errno
@@ -9,6 +10,7 @@ import os
 import stat
 import subprocess
 import tempfile
+from contextlib import suppress
 from typing import Final, Self
 
 from sandkeep.errors import CallerError, SandkeepError, StateError
@@ -23,9 +25,9 @@ trap '' INT TERM HUP
 read -r _
 kill -TERM 0
 for _ in 1 2 3 4 5 6 7 8 9 10; do
-	rm -rf -- "$1" 2>/dev/null && break
-	[ "$(id -u)" = 0 ] || find "$1" -type d ! -perm -700 -exec chmod u+rwx {} \\; 2>/dev/null
-	rm -rf -- "$1" 2>/dev/null && break
+	rm -rf -- tree aside 2>/dev/null && { [ ! "$1" -ef . ] || rmdir -- "$1" 2>/dev/null; } && break
+	[ "$(id -u)" = 0 ] || find . -type d ! -perm -700 -exec chmod u+rwx {} \\; 2>/dev/null
+	rm -rf -- tree aside 2>/dev/null && { [ ! "$1" -ef . ] || rmdir -- "$1" 2>/dev/null; } && break
 	sleep 0.3
 done
 kill -KILL 0
@@ -33,7 +35,8 @@ kill -KILL 0
 
 
 class Stage:
-    """A private directory beside `target`, for the length of a block; `tree` in it is empty, and for the caller.
+    """A private directory beside `target`, for the length of a block; in it is `tree`, empty, for the caller: a path
+    for this process, or the working directory of its programs. `named_tree` is the same by names.
 
     It is in a target that is a directory already, unless that is to be replaced and the stage `beside` it.
     """
@@ -46,8 +49,12 @@ class Stage:
         if not os.path.isdir(place):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place)
         self.path = tempfile.mkdtemp(prefix=PREFIX, dir=place)
-        self.tree = os.path.join(self.path, b"tree")
+        self.named_tree = os.path.join(self.path, b"tree")
+        self._directory = -1
         try:
+            self._directory = _opened(self.path)
+            here = b"/proc/self/fd/%d" % self._directory
+            self.tree = here + b"/tree"
             os.mkdir(self.tree, 0o755)
             self._remover = subprocess.Popen(
                 ["/bin/sh", "-c", _REMOVE, "sh", self.path],
@@ -55,11 +62,11 @@ class Stage:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 process_group=0,
-                cwd="/",
+                cwd=here,
                 env={"PATH": f"{os.environ.get('PATH', '')}:{os.defpath}"},
             )
         except BaseException:
-            subprocess.run(["/bin/rm", "-rf", "--", self.path], check=False)
+            self._give_up()
             raise
 
     def __enter__(self) -> Self:
@@ -69,6 +76,15 @@ class Stage:
         assert self._remover.stdin is not None
         self._remover.stdin.close()
         self._remover.wait()
+        os.close(self._directory)
+
+    def _give_up(self) -> None:
+        with suppress(OSError):
+            if self._directory >= 0:
+                with suppress(FileNotFoundError):
+                    os.rmdir(self.tree)
+                os.close(self._directory)
+            os.rmdir(self.path)
 
     @property
     def group(self) -> int:
@@ -112,6 +128,16 @@ class Stage:
             raise CallerError("invalid", f"{message}; nothing was copied", field="target") from None
         finally:
             os.close(parent)
+
+
+def _opened(path: bytes) -> int:
+    """Open a new directory. Raises FileNotFoundError if somebody has put another one there meanwhile."""
+    opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    info = os.fstat(opened)
+    if info.st_uid != os.geteuid() or info.st_mode & 0o077 or os.listdir(opened):
+        os.close(opened)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    return opened
 
 
 def _install_entry(made: bytes, name: bytes, parent: int, shown: bytes, *, act: bool) -> None:

@@ -18,7 +18,7 @@ _KEPT: Final = frozenset(
         "signal", "plan", "handle", "details", "isolation", "network", "user", "snapshot_id", "parent_id", "fork_id",
         "forked_from", "restored_from", "sandbox_ids", "places", "format", "root", "where", "owner_id", "here", "place",
         "files", "facts", "checkpoint_id", "names", "session_id", "ref", "mode", "shared",
-        "saved", "first_image", "to", MARK,
+        "saved", "first_image", "to", "reference", "owners", MARK,
     }
 )  # fmt: skip
 

@@ -210,6 +210,7 @@ CASES = {
 ELSEWHERE = {
     "sandbox.update": "tests/daemon/sandboxes/test_limits.py",
     **dict.fromkeys(("volume.create", "volume.remove"), "tests/daemon/providers/docker/test_volumes.py"),
+    **dict.fromkeys(("image.publish", "image.unpublish"), "tests/daemon/providers/docker/test_foreign_images.py"),
     "process.cancel": "tests/daemon/sandboxes/test_cancellation.py",
     "sandbox.suspend": "tests/daemon/sandboxes/test_suspend.py",
     "sandbox.resume": "tests/daemon/sandboxes/test_suspend.py",

@@ -67,6 +67,9 @@ def scene(request: pytest.FixtureRequest, places: str) -> Iterator[Scene]:
             daemon.env["DOCKER_HOST"] = engine.host
         os.mkdir(f"{daemon.root}/locks", 0o700)
         daemon.start(TMPDIR=temporary, SANDBOX_LOCK_MOUNT_PATH=f"{daemon.root}/locks")
+        if engine is not None:
+            with daemon.connect() as root:
+                root.image.publish(engine.guest())
         ids = as_client(daemon, VICTIM, lambda client: furnish(client, source, provider=request.param, **more))
         found = traces_of(ids["sandbox_id"], None)
         assert daemon.process is not None

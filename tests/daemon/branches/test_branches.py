@@ -151,18 +151,23 @@ def test_differences(client: Any, image: str, clean: None) -> None:
     assert found.base_id == image
     assert "-line 3\n+LINE 3\n" in found.unified
     assert "\\ No newline at end of file" in found.unified
-    assert "text" not in changes(client, one, other="two")
-    assert changes(client, one, other="two") == {p: c for p, c in changes(client, one).items() if p != "text"}
-    assert changes(client, one, other=image) == changes(client, one)
+    assert "text" not in changes(client, one, base="two")
+    assert changes(client, one, base="two") == {p: c for p, c in changes(client, one).items() if p != "text"}
+    assert changes(client, one, base=image) == changes(client, one)
+    opposite = {"added": "deleted", "deleted": "added", "changed": "changed"}
+    backwards = client.sandbox.diff(one, base=image, reverse=True, unified=True)
+    assert {f.path: f.change for f in backwards.files} == {p: opposite[c] for p, c in changes(client, one).items()}
+    assert "+line 3\n" in backwards.unified
+    assert "-LINE 3\n" in backwards.unified
     assert changes(client, one, paths=["new"]) == {"new": "added", "new/deep": "added", "new/deep/file": "added"}
     cut = client.sandbox.diff(one, limit=2)
     assert (len(cut.files), cut.added, cut.truncated) == (2, 4, True)
     kept = client.snapshot.create(one, incremental=True).snapshot_id
     sh(client, one, "echo more >>text")
-    assert changes(client, one, other=kept) == {"text": "changed"}
-    assert changes(client, "two", other=kept) != {}
+    assert changes(client, one, base=kept) == {"text": "changed"}
+    assert changes(client, "two", base=kept) != {}
     client.snapshot.delete(kept)
-    refused("not_found", client.sandbox.diff, one, other="absent")
+    refused("not_found", client.sandbox.diff, one, base="absent")
 
 
 def test_much_is_shown_as_far_as_an_answer_goes(client: Any, image: str, clean: None) -> None:

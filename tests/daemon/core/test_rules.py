@@ -9,7 +9,7 @@ from tests.support.expect import refused
 
 from sandkeep import events
 from sandkeep.events import EVENTS, MAX_EVENT_BYTES
-from sandkeep.ids import PREFIXES, check_own_name
+from sandkeep.ids import PREFIXES, check_new_name
 from sandkeep.lifecycle import SANDBOX
 from sandkeep.model import SandboxSpec, SandboxStatus, SessionSpec
 from sandkeep.protocol.methods import METHODS, ProcessLaunch, SandboxCreate, SandboxExec
@@ -120,12 +120,12 @@ NO_NAMES = [*(f"{prefix}_1" for prefix in sorted(PREFIXES)), "log_1", "../x", "a
 
 @pytest.mark.parametrize("given", NO_NAMES)
 def test_names_that_could_be_ids_or_have_another_shape_are_refused(given: str) -> None:
-    assert refused("invalid", check_own_name, given, "name").data["field"] == "name"
+    assert refused("invalid", check_new_name, given, "name").data["field"] == "name"
 
 
 @pytest.mark.parametrize("given", ["log", "daemon", "sbx", "my_box", "x" * 64, "1.0-rc_1"])
 def test_other_names_are_free(given: str) -> None:
-    assert check_own_name(given, "name") == given
+    assert check_new_name(given, "name") == given
 
 
 def test_the_spec_of_a_sandbox_is_complete() -> None:

@@ -1342,7 +1342,7 @@ def test_a_backup_that_was_replaced_is_not_put_back(home: Path, branch: Branch) 
     assert not (home / "removed").exists()
 
 
-@pytest.mark.parametrize("kind", ["directory", "link"])
+@pytest.mark.parametrize("kind", ["directory", "link", "moved"])
 def test_another_directory_by_the_path_of_the_target_is_left_alone(home: Path, branch: Branch, kind: str) -> None:
     various(home, branch)
     before = picture(home)
@@ -1350,12 +1350,18 @@ def test_another_directory_by_the_path_of_the_target_is_left_alone(home: Path, b
     aside = home.with_name("aside")
     os.rename(home, aside)
     victim = home if kind == "directory" else home.with_name("victim")
-    (victim / STAGING / "slots").mkdir(parents=True, mode=0o700)
+    if kind == "moved":
+        victim.mkdir()
+        os.rename(aside / STAGING, victim / STAGING)
+    else:
+        (victim / STAGING / "slots").mkdir(parents=True, mode=0o700)
     write(victim / "chmod", b"base of chmod", 0o700)
-    if kind == "link":
+    if victim != home:
         home.symlink_to(victim)
     assert COMMIT in left_alone(home).message
-    if kind == "link":
+    if kind == "moved":
+        os.rename(victim / STAGING, aside / STAGING)
+    if victim != home:
         home.unlink()
     else:
         remove_tree(str(home))

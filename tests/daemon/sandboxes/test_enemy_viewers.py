@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import pytest
 import trio
 from tests.conftest import RunningDaemon, daemon_in
+from tests.support.expect import until
 from tests.support.patience import patient
+from tests.support.snapshots import sh
 
 from sandkeep.stream import StreamClient
 
@@ -45,14 +47,23 @@ done &
 """
 """Writes to all terminals that there are, but its own."""
 
+ESCAPED = "skt-escaped"
+
 THROUGH = f"""
 tmux set-option -s set-clipboard on
 tmux set-option -g set-titles on
 tmux set-option -g set-titles-string EVIL
 tmux set-option -g allow-passthrough on
-while read line; do printf 'through {EVIL}tmux \\033[31mred\\033[0m %s\\n' "$line"; done
+tmux set-option -sa terminal-overrides ',*:civis=\\E]0;EVIL\\a:cnorm=\\E[6n:smcup=\\EPEVIL\\E\\\\:Ms=\\E]52;EVIL\\a'
+tmux set-option -g lock-command 'echo locked >>/tmp/{ESCAPED}'
+while read line; do case $line in *leave*)
+    tmux lock-session; tmux run-shell 'echo shell >>/tmp/{ESCAPED}'
+    tmux detach-client -E 'echo detached >>/tmp/{ESCAPED}'
+    ;; esac; printf 'through {EVIL}tmux \\033[31mred\\033[0m %s\\n' "$line"; done
 """
-"""Has tmux send what it sends if it is told to, to whoever types a line."""
+"""Has tmux send what it sends if it is told to, to whoever types a line; and run programs at ``leave``, by its server
+and by the client of whoever looks.
+"""
 
 
 class Guarded(NamedTuple):
@@ -125,3 +136,11 @@ async def test_a_viewer_by_the_stream_server(guarded: Guarded) -> None:
             while not guarded.has_shown(seen):
                 seen += (await anext(terminal)).data
     assert not FORBIDDEN.findall(seen)
+
+
+def test_programs_that_tmux_runs_for_a_viewer_run_inside(guarded: Guarded) -> None:
+    with command_line(guarded) as ours:
+        os.write(ours, b"leave\r")
+        with suppress(OSError), guarded.daemon.connect() as client:  # the viewer is detached
+            until(lambda: "detached" in sh(client, guarded.box, f"cat /tmp/{ESCAPED} || true"))
+    assert not os.path.exists(f"/tmp/{ESCAPED}")

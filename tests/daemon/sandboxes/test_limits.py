@@ -147,8 +147,8 @@ def test_an_approximate_limit_is_no_explicit_one(shared_daemon: RunningDaemon, i
         assert "its limit is approximate" in message
         found = box.client.sandbox.get(box.id)
         assert (found.spec.disk_bytes, found.isolation.limits["disk"]) == (None, "approximate")
-        assert b"limit      disk, approximate\n" in box.daemon.cli("get", box.id).stdout
-    assert "the default limit is approximate" in features(box.client)["limit_disk"].why
+        assert b" disk, approximate\n" in box.daemon.cli("get", box.id).stdout
+        assert "the default limit is approximate" in features(box.client)["limit_disk"].why
 
 
 def test_a_disk_does_not_shrink(box: Box) -> None:
@@ -190,24 +190,22 @@ def test_what_was_reserved_and_never_recorded_is_returned(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("point", ["update.reserved", "update.recorded", "update.applied"])
-def test_a_death_while_a_measured_limit_is_changed(
-    new_daemon: Callable[[], RunningDaemon], tmp_path: Path, point: str
-) -> None:
+def test_a_death_while_a_limit_is_changed(new_daemon: Callable[[], RunningDaemon], tmp_path: Path, point: str) -> None:
     daemon, command_id = new_daemon(), new_id("cmd")
     daemon.start(**{failpoints.SETTING: point})
     with daemon.connect(patience_s=1) as client:
         box = client.sandbox.create(client.image.create(str(tmp_path)).image_id).sandbox_id
         with suppress(SandkeepError):
-            client.sandbox.update(box, disk_bytes=SIZE, command_id=command_id)
+            client.sandbox.update(box, pids=PIDS, command_id=command_id)
     assert daemon.process is not None
     daemon.process.wait(patient(60))
     daemon.start()
     with daemon.connect() as client:
         client.sandbox.exec(box, ["true"])  # it is adopted
-        recorded = None if point == "update.reserved" else SIZE
-        assert client.sandbox.get(box).spec.disk_bytes == recorded
-        client.sandbox.update(box, disk_bytes=SIZE, command_id=command_id)
-        assert client.sandbox.get(box).spec.disk_bytes == stats_of(Box(daemon, client, box)).disk_limit_bytes == SIZE
+        recorded = None if point == "update.reserved" else PIDS
+        assert client.sandbox.get(box).spec.pids == recorded
+        client.sandbox.update(box, pids=PIDS, command_id=command_id)
+        assert client.sandbox.get(box).spec.pids == stats_of(Box(daemon, client, box)).pids_limit == PIDS
         client.sandbox.terminate(box)
 
 

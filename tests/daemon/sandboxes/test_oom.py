@@ -1,4 +1,4 @@
-"""Who is told to have been killed for want of memory: who was, and of whom that cannot be said is not."""
+"""Who is told to have been OOM-killed: who was, and of whom that cannot be said is not."""
 
 import json
 import os
@@ -137,7 +137,7 @@ while not os.path.exists("go"): time.sleep(0.01)
 """
 """Eats at the same moment as three others, and holds what it has."""
 
-SENTENCE = "the kernel killed it for want of memory: the sandbox's limit is 64 MB"
+SENTENCE = "out of memory: the OOM killer ended it; the sandbox's limit is 64 MB"
 
 
 @pytest.mark.needs("bwrap", "root")

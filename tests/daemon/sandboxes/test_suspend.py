@@ -160,7 +160,7 @@ async def test_meanwhile_it_is_said_what_to_do_and_all_can_be_read(house: House)
         await suspend(daemon)
         for method, params in REFUSED.items():
             error = await refused_async("not_ready", daemon.call(method, sandbox_id="box", **params))
-            assert error.message == f"sandbox {house.sandbox_id} is suspended: resume it", method
+            assert error.message == "sandbox box is suspended: resume it", method
             assert error.data["status"] == "suspended"
         assert (await daemon.call("process.read", sandbox_id="box", name="web")).stdout == b"hi\n"
         assert (await daemon.call("process.get", sandbox_id="box", name="web")).status == "running"

@@ -54,6 +54,7 @@ def test_the_container_has_the_sessions_name_and_labels(client: Any, dockerd: An
 def test_another_owners_session_of_that_id_has_a_suffix(client: Any, dockerd: Any, keeping_daemon: Any) -> None:
     client.session.ensure(id=ID)
     image = dockerd.guest()
+    client.image.publish(image, owners=["uid:1000"])
 
     def ensure() -> Any:
         with keeping_daemon.connect() as mine:

@@ -77,12 +77,20 @@ def test_only_some_paths(cli: Any, boxes: str) -> None:
 
 
 def test_another_sandbox_an_image_and_a_snapshot(cli: Any, client: Any, boxes: str) -> None:
-    assert "A  gone\n" in said(cli("diff", "same", "changed"))
-    assert "D  gone\n" in said(cli("diff", "changed", boxes))
+    """From the first to the second, as git does, whichever of them is the sandbox."""
+    assert "D  gone\n" in said(cli("diff", "same", "changed"))
+    assert "A  gone\n" in said(cli("diff", "changed", "same"))
+    assert "D  gone\n" in said(cli("diff", boxes, "changed"))
+    assert "A  gone\n" in said(cli("diff", "changed", boxes))
+    patch = said(cli("diff", "same", "changed", "-u", "--", "text"))
+    assert "-line 3\n+LINE 3\n" in patch
+    assert "-LINE 3\n+line 3\n" in said(cli("diff", "changed", boxes, "-u", "--", "text"))
     snapshot = client.snapshot.create("changed").snapshot_id
-    assert said(cli("diff", "changed", snapshot)) == ""
-    done = cli("diff", "changed", "nothing")
-    assert (done.returncode, done.stdout, b"[not_found]" in done.stderr) == (1, b"", True)
+    assert said(cli("diff", "changed", snapshot)) == said(cli("diff", snapshot, "changed")) == ""
+    for words, argument in ((("changed", "nothing"), b"OTHER: "), (("nothing", "changed"), b"SANDBOX: ")):
+        done = cli("diff", *words)
+        assert (done.returncode, done.stdout, b"[not_found]" in done.stderr) == (1, b"", True)
+        assert argument + b"there is no sandbox, snapshot or image 'nothing'" in done.stderr
 
 
 def test_statistics(cli: Any, boxes: str) -> None:

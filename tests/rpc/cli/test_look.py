@@ -117,9 +117,9 @@ def test_what_sandboxes_say_does_not_drive_the_terminal(screen: Callable[..., st
 @pytest.mark.needs("bwrap")
 def test_sandboxes_at_80_columns(screen: Callable[..., str]) -> None:
     assert bare(screen("ls")) == [
-        "SANDBOX                         NAME       STATUS   AGE  LABELS      IMAGE  RUNS",
-        f"SBX_..........................             running  9s   who=�]0;o…  {shortened(screen)}  1",
-        f"API_..........................  api-tests  running  9s               {shortened(screen)}  2",
+        "SANDBOX                         NAME       STATUS   AGE  LABELS     IMAGE  PROCS",
+        f"SBX_..........................             running  9s   who=�]0;…  {shortened(screen)}  1",
+        f"API_..........................  api-tests  running  9s              {shortened(screen)}  2",
     ]
 
 
@@ -163,15 +163,15 @@ def test_processes_of_all_sandboxes_fold_under_their_sandboxes(screen: Callable[
 def test_a_history_at_80_columns(screen: Callable[..., str]) -> None:
     assert bare(screen("history", "api-tests")) == [
         "api-tests, from 2026-11-21 12:34:56.789 UTC",
-        "    6       0.012  sandbox.create_requested  from img…x7k2m9, as api-tests",
-        "    7       0.012  sandbox.created           bubblewrap, overlay, host uid 1900…",
-        "    8       0.012  process.launch_requested  migrate     sh -c 'echo hello; exi…",
-        "    9       0.012  process.started           migrate     pid 3",
-        "   10       0.012  process.exited            migrate     exit 3  6 B out",
-        "   11       0.012  process.launch_requested  web         sh -c 'sleep 1000' '世…",
-        "   12       0.012  process.started           web         pid 3",
-        "   13       0.012  process.launch_requested  a-name-of-27-letters-or-so  sh -c …",
-        "   14       0.012  process.started           a-name-of-27-letters-or-so  pid 3",
+        "    6       0.012  sandbox.create_requested      from img…x7k2m9, as api-tests",
+        "    7       0.012  sandbox.created               bubblewrap, overlay, host uid …",
+        "    8       0.012  process.launch_requested      migrate     sh -c 'echo hello;…",
+        "    9       0.012  process.started               migrate     pid 3",
+        "   10       0.012  process.exited                migrate     exit 3  6 B out",
+        "   11       0.012  process.launch_requested      web         sh -c 'sleep 1000'…",
+        "   12       0.012  process.started               web         pid 3",
+        "   13       0.012  process.launch_requested      a-name-of-27-letters-or-so  sh…",
+        "   14       0.012  process.started               a-name-of-27-letters-or-so  pi…",
     ]
 
 
@@ -180,11 +180,11 @@ def test_events_at_80_columns(screen: Callable[..., str]) -> None:
     shown = bare(screen("events", "--sandbox", "api-tests"))
     assert shown[:6] == [
         "2026-11-21 UTC",
-        "    6  12:34:56  sandbox.create_requested  sbx…x7k2m9  from img…x7k2m9, as api-…",
-        "    7  12:34:56  sandbox.created           sbx…x7k2m9  bubblewrap, overlay, hos…",
-        "    8  12:34:56  process.launch_requested  migrate     sh -c 'echo hello; exit …",
-        "    9  12:34:56  process.started           migrate     pid 3",
-        "   10  12:34:56  process.exited            migrate     exit 3  6 B out",
+        "    6  12:34:56  sandbox.create_requested      sbx…x7k2m9  from img…x7k2m9, as …",
+        "    7  12:34:56  sandbox.created               sbx…x7k2m9  bubblewrap, overlay,…",
+        "    8  12:34:56  process.launch_requested      migrate     sh -c 'echo hello; e…",
+        "    9  12:34:56  process.started               migrate     pid 3",
+        "   10  12:34:56  process.exited                migrate     exit 3  6 B out",
     ]
 
 

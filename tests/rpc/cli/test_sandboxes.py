@@ -76,7 +76,7 @@ def test_what_a_sandbox_was_asked_to_be(shared_daemon: Any, image: str) -> None:
 
 def test_sandboxes_are_listed_until_they_end(shared_daemon: Any, image: str, box: str) -> None:
     header, *rows = lines(shared_daemon.cli("ls"))
-    assert header.split() == ["SANDBOX", "STATUS", "AGE", "IMAGE", "RUNS"]
+    assert header.split() == ["SANDBOX", "STATUS", "AGE", "IMAGE", "PROCS"]
     assert any(row.split()[:2] == [box, "running"] and row.split()[3:] == [image, "0"] for row in rows)
     shared_daemon.cli("rm", box)
     assert box not in " ".join(lines(shared_daemon.cli("ls")))
@@ -302,7 +302,7 @@ def test_sandboxes_are_listed_by_their_properties(
 
 def test_the_list_shows_labels_and_parents(shared_daemon: Any, image: str, three: dict[str, str]) -> None:
     header, *rows = lines(shared_daemon.cli("ls"))
-    assert header.split() == ["SANDBOX", "NAME", "STATUS", "AGE", "LABELS", "IMAGE", "PARENT", "RUNS"]
+    assert header.split() == ["SANDBOX", "NAME", "STATUS", "AGE", "LABELS", "IMAGE", "PARENT", "PROCS"]
     (row,) = [row.split() for row in rows if row.startswith(three["fork"])]
     assert row[3:] == ["n=1,team=web", image, "plain", "0"]
     shared_daemon.cli("image", "tag", image, "py:3.12")

@@ -34,29 +34,29 @@ def kept(status: str = "ready", name: str | None = "mine\x1b") -> Moment:
 def test_a_moment_that_was_kept_has_a_sign_and_its_whole_id() -> None:
     stored = event("snapshot.stored", {"member_count": 3, "size_bytes": 7}, moment=kept())
     assert timeline.history_line(stored, 1.5, timeline.Names()) == (
-        f"    7 ◆     1.500  snapshot.stored           {SNAPSHOT}  mine�  3 files, 7 B"
+        f"    7 ◆     1.500  snapshot.stored               {SNAPSHOT}  mine�  3 files, 7 B"
     )
     deleted = event("snapshot.stored", {"member_count": 3, "size_bytes": 7}, moment=kept("deleted", None))
     assert timeline.history_line(deleted, 1.5, timeline.Names()) == (
-        f"    7 ◇     1.500  snapshot.stored           {SNAPSHOT}  deleted  3 files, 7 B"
+        f"    7 ◇     1.500  snapshot.stored               {SNAPSHOT}  deleted  3 files, 7 B"
     )
     restored = event("sandbox.restored", {"snapshot_id": SNAPSHOT}, moment=kept())
     assert timeline.history_line(restored, 1.5, timeline.Names()) == (
-        f"    7 ◆     1.500  sandbox.restored          {SNAPSHOT}  mine�"
+        f"    7 ◆     1.500  sandbox.restored              {SNAPSHOT}  mine�"
     )
 
 
 def test_a_moment_that_was_not_kept_has_none() -> None:
     started = event("process.started", {"pid": 4})
     assert timeline.history_line(started, 1.5, timeline.Names()) == (
-        "    7       1.500  process.started           prc…x7k2m9  pid 4"
+        "    7       1.500  process.started               prc…x7k2m9  pid 4"
     )
 
 
 def test_a_line_has_position_time_type_subject_and_what_matters() -> None:
     exited = event("process.exited", {"exit_code": 3, "stdout_bytes": 2048, "stderr_bytes": 0})
     assert timeline.line(exited, timeline.Names()) == (
-        "    7  12:03:04.123  process.exited            prc…x7k2m9  exit 3  2.0 KB out"
+        "    7  12:03:04.123  process.exited                prc…x7k2m9  exit 3  2.0 KB out"
     )
 
 
@@ -64,6 +64,11 @@ def test_a_process_goes_by_its_name_once_that_was_seen() -> None:
     names = timeline.Names()
     names.of(event("process.launch_requested", {"name": "web", "command": ["httpd"]}))
     assert names.of(event("process.started", {"pid": 4})) == "web"
+
+
+def test_the_longest_type_keeps_the_columns() -> None:
+    lines = [timeline.line(event(kind, {}), timeline.Names()) for kind in EVENTS]
+    assert {line.index("prc…x7k2m9") for line in lines} == {len("    7  12:03:04.123  ") + max(map(len, EVENTS)) + 2}
 
 
 @pytest.mark.parametrize("kind", sorted(EVENTS))

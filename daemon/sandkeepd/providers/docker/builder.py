@@ -12,11 +12,11 @@ import grp
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import trio
@@ -42,6 +42,7 @@ from sandkeepd.providers.docker.container import LOG_LABEL, SANDBOX_LABEL
 from sandkeepd.providers.docker.dockerfile import Dockerfile, Step
 from sandkeepd.providers.docker.engine import Client, Engine, RefusedError
 from sandkeepd.providers.docker.plan import WORKSPACE
+from sandkeepd.providers.docker.references import References
 from sandkeepd.providers.docker.stream import StreamedRequest, report_from_thread
 
 UNFINISHED_LABEL: Final = "sandkeep.unfinished"
@@ -62,15 +63,13 @@ _USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(:[A-Za-z0-9_][A-Za-
 
 
 class Builder:
-    """Builds images, and removes intermediate ones. `require_image` is `DockerImages.require_image`."""
+    """Builds images, and removes intermediate ones."""
 
-    def __init__(
-        self, engine: Engine, layout: Layout, log_id: str, require_image: Callable[..., Awaitable[dict[str, Any]]]
-    ) -> None:
+    def __init__(self, engine: Engine, layout: Layout, log_id: str, references: References) -> None:
         self._engine = engine
         self._layout = layout
         self._log_id = log_id
-        self._require_image = require_image
+        self._references = references
         self._building = 0
         self._unswept_since: float | None = None
         self._gate = trio.Lock()
@@ -96,10 +95,10 @@ class Builder:
             )
             raise CallerError("invalid", message, field="source")
         if request.kind == "dockerfile":
-            read, ids, fresh = await self._by_dockerfile(tree, request, progress)
+            read, ids, fresh = await self._by_dockerfile(tree, request, caller, progress)
             network = docker.BUILD_NETWORK() or docker.NETWORK()
         else:
-            read, ids, fresh = await self._onto_base(request, progress), dict[str, str](), request.clean
+            read, ids, fresh = await self._onto_base(request, caller, progress), dict[str, str](), request.clean
             network = "none"
         builder = sha256(request.owner.encode()).hexdigest()
         text, steps = read.marked({UNFINISHED_LABEL: self._log_id, BUILDER_LABEL: builder}, ids)
@@ -112,7 +111,7 @@ class Builder:
         return copied
 
     async def _by_dockerfile(
-        self, tree: str, request: ImageRequest, progress: Progress
+        self, tree: str, request: ImageRequest, caller: Caller, progress: Progress
     ) -> tuple[Dockerfile, dict[str, str], bool]:
         """Return the Dockerfile, the ids of the images that it names, and True if the cache must not be used."""
         path = request.dockerfile or "Dockerfile"
@@ -122,18 +121,18 @@ class Builder:
         read = dockerfile.read(content)
         ids, fresh = dict[str, str](), request.clean
         for image in read.images:
-            found = await self._require_image(image, progress, anew=request.clean)
+            found = await self._references.require(image, request, caller, progress)
             ids[image] = found["Id"]
             _check_platform(read, image, f"{found.get('Os')}/{found.get('Architecture')}")
             triggers = (found.get("Config") or {}).get("OnBuild") or ()
-            dockerfile.check_triggers(triggers)
+            dockerfile.check_triggers(triggers, may_name_images=request.published is None)
             fresh = fresh or bool(triggers)  # they run before our label, and would be everybody's in the cache
         return read, ids, fresh
 
-    async def _onto_base(self, request: ImageRequest, progress: Progress) -> Dockerfile:
+    async def _onto_base(self, request: ImageRequest, caller: Caller, progress: Progress) -> Dockerfile:
         """Return a Dockerfile of ours that puts a directory onto its base, for the user that sandboxes run as."""
         assert request.base is not None
-        base = await self._require_image(request.base, progress, anew=request.clean)
+        base = await self._references.require(request.base, request, caller, progress)
         config = base.get("Config") or {}
         if config.get("OnBuild"):
             message = f"base: {request.base} says what is to be done with a directory (ONBUILD): use a Dockerfile"

@@ -44,33 +44,31 @@ class Step(Struct, frozen=True, kw_only=True):
 
 
 class Dockerfile(Struct, frozen=True, kw_only=True):
-    """A Dockerfile's lines and steps, and the references of the images that it builds on or copies from. `bases` has
-    that of each FROM, by its first line; None for a stage and `scratch`. `platforms` are references with the platform
+    """A Dockerfile's lines and steps, and the references of the images that it builds on or copies from. `named` has
+    that of each step that names one, by its first line. `platforms` are references with the platform
     that a FROM wants of them.
     """
 
     lines: list[str]
     steps: list[Step]
     images: list[str]
-    bases: dict[int, str | None] = {}
+    named: dict[int, str] = {}
     platforms: list[tuple[str, str]] = []
 
     def marked(self, labels: Mapping[str, str], ids: Mapping[str, str]) -> tuple[str, list[Step | None]]:
-        """Return the text with labels set first in each stage, and references in FROM replaced by the images' `ids`;
-        and the Dockerfile's step for each resulting one; None is one of ours.
+        """Return the text with labels set first in each stage, and references replaced by the images' `ids`; and the
+        Dockerfile's step for each resulting one; None is one of ours.
         """
         label = "LABEL " + " ".join(f"{name}={value}" for name, value in labels.items())
         lines = list(self.lines)
         for step in self.steps:
+            image = self.named.get(step.first_line)
+            if image is not None and image in ids:
+                # The engine must not resolve it again: the name may belong to another image there, which the caller may
+                # not use, or which has triggers that were not checked.
+                span = step.last_line - step.first_line
+                lines[step.first_line - 1 : step.last_line] = [""] * span + [_pinned(step, ids[image])]
             if step.word == "FROM":
-                base = self.bases.get(step.first_line)
-                if base is not None and base in ids:
-                    # The engine must not resolve it again: the name may belong to another image by then, with triggers
-                    # that were not checked.
-                    flags, arguments = _flags(step, step.rest)
-                    span = step.last_line - step.first_line
-                    whole = " ".join(["FROM", *flags, ids[base], *arguments.split()[1:]])
-                    lines[step.first_line - 1 : step.last_line] = [""] * span + [whole]
                 lines[step.last_line - 1] += f"\n{label}"
         steps: list[Step | None] = []
         for step in self.steps:
@@ -91,7 +89,7 @@ def read(content: bytes) -> Dockerfile:
     if not any(step.word == "FROM" for step in steps):
         raise _refusal(None, "it has no FROM")
     named = _Images(steps)
-    return Dockerfile(lines=lines, steps=steps, images=list(named.found), bases=named.bases, platforms=named.platforms)
+    return Dockerfile(lines=lines, steps=steps, images=list(named.found), named=named.named, platforms=named.platforms)
 
 
 def of_ours(lines: list[str]) -> Dockerfile:
@@ -99,10 +97,15 @@ def of_ours(lines: list[str]) -> Dockerfile:
     return Dockerfile(lines=lines, steps=list(_steps(lines)), images=[])
 
 
-def check_triggers(triggers: Sequence[str]) -> None:
-    """Refuse triggers (ONBUILD) of an image that a Dockerfile must not contain itself."""
+def check_triggers(triggers: Sequence[str], *, may_name_images: bool) -> None:
+    """Refuse triggers (ONBUILD) of an image that a Dockerfile must not contain itself. The engine resolves the names of
+    images in them, also of those that the caller may not use: only an administrator's builds `may_name_images` there.
+    """
     for trigger in triggers:
-        _Images(list(_steps(trigger.split("\n"))))
+        images = _Images(list(_steps(trigger.split("\n")))).found
+        if images and not may_name_images:
+            message = f"its base copies from {next(iter(images))[:200]} by ONBUILD: copy from that image yourself"
+            raise _refusal(None, message)
 
 
 def _steps(lines: list[str]) -> Iterator[Step]:
@@ -138,7 +141,7 @@ class _Images:
 
     def __init__(self, steps: list[Step]) -> None:
         self.found: dict[str, None] = {}
-        self.bases: dict[int, str | None] = {}
+        self.named: dict[int, str] = {}
         self.platforms: list[tuple[str, str]] = []
         self._arguments: dict[str, str | None] = {}
         self._stages: list[str] = []
@@ -190,7 +193,6 @@ class _Images:
         if expanded is None:
             raise _refusal(step.first_line, f"what {name[:200]!r} means is not clear: write the reference itself")
         is_image = expanded.lower() != SCRATCH and not self._is_stage(expanded)
-        self.bases[step.first_line] = expanded if is_image else None
         if is_image:
             self._use(step, expanded)
             self.platforms += [(expanded, flag.partition("=")[2]) for flag in flags]
@@ -209,6 +211,18 @@ class _Images:
         if image_references.could_be_an_id(name):
             raise _refusal(step.first_line, f"{name!r} could be the beginning of an image's id: write {name}:latest")
         self.found[name] = None
+        self.named[step.first_line] = name
+
+
+def _pinned(step: Step, image: str) -> str:
+    """Return a step as one line, with `image` in place of the reference of one."""
+    if step.word == "ONBUILD":
+        return f"ONBUILD {_pinned(_step(step.first_line, step.last_line, step.rest), image)}"
+    flags, arguments = _flags(step, step.rest)
+    if step.word == "FROM":
+        arguments = " ".join([image, *arguments.split()[1:]])
+    flags = [f"--from={image}" if flag.startswith("--from=") else flag for flag in flags]
+    return " ".join([step.word, *flags, arguments])
 
 
 def _flags(step: Step, rest: str) -> tuple[list[str], str]:

@@ -269,7 +269,7 @@ class Engine:
         """Return the error for an engine that does not answer."""
         hangs = "timed out" in str(error).lower()
         why = "does not answer" if hangs else "is not running"
-        message = f"the Docker engine at {self.path} {why}: start it, or say by DOCKER_HOST where it is"
+        message = f"the Docker engine at {self.path} {why}: start it, or set DOCKER_HOST to its socket"
         return (HangingError if hangs else ProviderError)("provider_unavailable", message, engine="docker")
 
     async def follow(self, filters: dict[str, Any], hear: Callable[[Event], None], begun: Callable[[], None]) -> None:

@@ -1,7 +1,8 @@
 """Images of the Docker provider: built by the engine, or taken from it and its registries by their references.
 
 Each is ``sandkeep:IMAGE_ID`` to the engine, which keeps it from being removed there. An image with a caller's own name
-is never removed. `builder` builds one, `image_probe` examines it.
+is never removed. `references` decides which image a reference means to a caller, `builder` builds one, `image_probe`
+examines it.
 """
 
 from contextlib import suppress
@@ -22,12 +23,12 @@ from sandkeepd.contract.images import Building, ImageRequest, Images, ImportedIm
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.undo import undo_on_error
 from sandkeepd.providers.common.layout import Layout
-from sandkeepd.providers.docker import build, image_probe
+from sandkeepd.providers.docker import image_probe
 from sandkeepd.providers.docker.builder import Builder
 from sandkeepd.providers.docker.container import LOG_LABEL
-from sandkeepd.providers.docker.engine import CONFLICT, NOT_FOUND, Client, Engine, RefusedError, Tolerate, names_in
+from sandkeepd.providers.docker.engine import CONFLICT, NOT_FOUND, Client, Engine, Tolerate, inspect_image, names_in
 from sandkeepd.providers.docker.plan import Details
-from sandkeepd.providers.docker.stream import StreamedRequest, report_from_thread
+from sandkeepd.providers.docker.references import References
 
 IMPORT_S: Final = 3600.0
 """Seconds that the making of an image may take, without the time of its build, which has a limit of its own."""
@@ -47,7 +48,8 @@ class DockerImages(Images, Building):
     def __init__(self, engine: Engine, layout: Layout, log_id: str) -> None:
         self._engine = engine
         self._log_id = log_id
-        self._builder = Builder(engine, layout, log_id, self.require_image)
+        self._references = References(engine)
+        self._builder = Builder(engine, layout, log_id, self._references)
         self._turns: WeakValueDictionary[str, trio.Semaphore] = WeakValueDictionary()
         self._making: set[str] = set()
         self._probed: dict[str, Details] = {}
@@ -73,7 +75,7 @@ class DockerImages(Images, Building):
     async def _make(self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress) -> ImportedImage:
         await self._engine.call(lambda client: client.ping())  # before anything is copied for it
         if request.kind == "reference":
-            found = await self.require_image(request.source, progress, anew=request.clean)
+            found = await self._references.require(request.source, request, caller, progress)
             await self._engine.call(
                 lambda client: client.tag(found["Id"], image_references.OUR_NAME, image_id, force=True)
             )
@@ -81,7 +83,7 @@ class DockerImages(Images, Building):
         else:
             copied = await self._builder.build(image_id, request, caller, progress)
             named = tag(image_id)
-            found = await self._engine.call(partial(_inspect, name=named))
+            found = await self._engine.call(partial(inspect_image, name=named))
             made = msgspec.structs.replace(copied, digest=found["Id"], size_bytes=found["Size"], file_count=0)
         failpoints.reach("docker.tagged")
         known = None if request.clean else self._probed.get(made.digest)
@@ -98,53 +100,12 @@ class DockerImages(Images, Building):
                 del self._probed[next(iter(self._probed))]
         return details
 
-    async def require_image(self, reference: str, progress: Progress, *, anew: bool = False) -> Document:
-        """Return the engine's document about an image, which is pulled if it is missing; with `anew` also if it came
-        from a registry, which need not be reachable then.
-
-        Raises `not_found`, `permission_denied` (by the registry), `provider_unavailable`.
-        """
-        wanted = image_references.parse(reference, "source")
-        found = await self._known(wanted.in_full)
-        if found is None or (anew and found.get("RepoDigests")):
-            try:
-                await self._pull(wanted, progress)
-            except SandkeepError as error:
-                if found is None:
-                    raise
-                await progress(f"taking {wanted.in_full} as it is here: {error.message}")
-            found = await self._known(wanted.in_full)
-        if found is None:
-            raise build.pull_error(wanted.in_full, "not found")
-        return found
-
-    async def _known(self, name: str) -> Document | None:
-        try:
-            return await self._engine.call(partial(_inspect, name=name))
-        except RefusedError as refused:
-            if refused.status == NOT_FOUND:
-                return None
-            raise
-
-    async def _pull(self, wanted: image_references.Reference, progress: Progress) -> None:
-        await progress(f"pulling {wanted.in_full}")
-        log = build.PullLog(wanted.in_full, report_from_thread(progress))
-        params = {"fromImage": wanted.name, "tag": wanted.digest or wanted.tag or "latest"}
-        try:
-            await StreamedRequest("/images/create", params, log.receive, headers=partial(_login, wanted.name)).run(
-                self._engine
-            )
-        except RefusedError as refused:
-            raise build.pull_error(wanted.in_full, refused.reason) from None
-        if log.error is not None:
-            raise build.pull_error(wanted.in_full, log.error)
-
     async def adopt_image(self, image_id: str, source: str, progress: Progress) -> ImportedImage:
         """Make an image of one that the engine has already, by tagging it with our name."""
         self._making.add(image_id)
         try:
             async with undo_on_error(self.remove, image_id, ignored=[SandkeepError]):
-                found = await self._engine.call(partial(_inspect, name=source))
+                found = await self._engine.call(partial(inspect_image, name=source))
                 await self._engine.call(
                     lambda client: client.tag(found["Id"], image_references.OUR_NAME, image_id, force=True)
                 )
@@ -189,20 +150,6 @@ class DockerImages(Images, Building):
 def tag(image_id: str) -> str:
     """Return the engine's name for an image."""
     return f"{image_references.OUR_NAME}:{image_id}"
-
-
-def _inspect(client: Client, name: str) -> Document:
-    found: Document = client.inspect_image(name)  # type: ignore[no-untyped-call]
-    return found
-
-
-def _login(name: str, client: Client) -> dict[str, str]:
-    """Return the header for logging in at a registry, with the stored login of the daemon's user."""
-    from docker import auth
-
-    registry, _ = auth.resolve_repository_name(name)
-    header = auth.get_config_header(client, registry)
-    return {"X-Registry-Auth": header.decode()} if header else {}
 
 
 def untag(client: Client, tag: str) -> None:

@@ -301,7 +301,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
             return Ending(kind="lost", message="its container was removed outside Sandkeep")
         if with_engine:
             return _lost_with_engine()
-        starved = ", after the kernel had killed in it for want of memory" if state.get("OOMKilled") else ""
+        starved = ", after the OOM killer had ended processes in it" if state.get("OOMKilled") else ""
         message = f"its container was ended outside Sandkeep (exit code {state.get('ExitCode')}){starved}"
         return Ending(kind="failed", message=message)
 

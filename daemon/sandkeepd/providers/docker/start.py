@@ -50,7 +50,6 @@ GONE_S: Final = 30.0
 """Seconds that the removal of a container may take."""
 
 _POLL_S: Final = 0.05
-NOBODY: Final = 65534
 
 _PAUSE_TRIES: Final = 3
 _NOT_FROZEN: Final = "unable to freeze"
@@ -224,10 +223,8 @@ def _overlay_workspace(client: Client, job: Job) -> str | None:
 
 
 def _writer(plan: Plan) -> int | None:
-    """Return the uid by which an overlay writes to a disk, never root's, for which ext4 has reserved blocks; None for
-    the daemon's.
-    """
-    return (plan.uid or NOBODY) if plan.own_disk else None
+    """Return the uid with whose rights an overlay writes to a disk; None without one, for the daemon's."""
+    return plan.uid if plan.own_disk else None
 
 
 def _give_workspace(client: Client, plan: Plan) -> None:

@@ -18,17 +18,18 @@ The engine's own mounts of volumes (options of its ``local`` driver) would need 
 count of them when it is restarted beneath a running container, and then never removes such a volume.
 """
 
-import errno
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from sandkeep.errors import ProviderError
 from sandkeep.system.descriptors import closing_fd
 from sandkeep_store.archives.trees.tree import is_marked_opaque
-from sandkeepd.host import mounts, privileges
+from sandkeepd.host import mounts
+from sandkeepd.providers.common.disk_overlays import mount_writable
 from sandkeepd.providers.common.errors import storage_errors
 from sandkeepd.providers.docker.engine import Client
 from sandkeepd.providers.docker.plan import Plan
@@ -109,38 +110,18 @@ def unmount(volume: str) -> None:
 
 
 def _mount(mountpoint: str, options: str, writer: int | None) -> None:
+    overlay = partial(mounts.mount, "overlay", mountpoint, "overlay", 0, options)
+
     def enter() -> None:
         if mounts.below(mountpoint):
             return
         if writer is None:
-            mounts.mount("overlay", mountpoint, "overlay", 0, options)
+            overlay()
         else:
-            _mount_on_disk(mountpoint, options, writer)
+            with closing_fd(mounts.open_path(os.path.dirname(mountpoint))) as disk:
+                mount_writable(overlay, mountpoint, disk, writer)
 
     _run_in_host_namespace(enter, "mounted")
-
-
-def _mount_on_disk(mountpoint: str, options: str, writer: int) -> None:
-    """Mount an overlay that writes with the rights of a uid. Raises OSError, also where it could only be read: on a
-    full disk the kernel cannot make its work directory, but for the time in which the uid has the reserved blocks.
-    """
-    with privileges.file_user(writer):
-        mounts.mount("overlay", mountpoint, "overlay", 0, options)
-        if _is_read_only(mountpoint):
-            mounts.unmount(mountpoint)
-            with closing_fd(os.open(os.path.dirname(mountpoint), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as disk:
-                mounts.reconfigure(disk, {"resuid": str(writer)})
-                try:
-                    mounts.mount("overlay", mountpoint, "overlay", 0, options)
-                finally:
-                    mounts.reconfigure(disk, {"resuid": "0"})
-    if _is_read_only(mountpoint):
-        mounts.unmount(mountpoint)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _is_read_only(mountpoint: str) -> bool:
-    return any(mount.place == mountpoint and not mount.is_writable for mount in mounts.listed())
 
 
 def _run_in_host_namespace(work: Callable[[], None], done: str) -> None:

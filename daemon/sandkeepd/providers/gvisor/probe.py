@@ -29,7 +29,7 @@ async def capabilities(name: str, hierarchies: Hierarchies, *, root: bool) -> Pr
 
 def _features(hierarchies: Hierarchies, *, root: bool) -> dict[str, Capability]:
     return {
-        "isolation": Capability(works=True, why="a kernel of its own, on the platform that RUNSC_PLATFORM says"),
+        "isolation": Capability(works=True, why="gVisor's own kernel, on the platform that RUNSC_PLATFORM names"),
         "seccomp": Capability(
             works=True, why="calls are its own kernel's, and runsc filters what that asks of the host"
         ),

@@ -11,6 +11,7 @@ import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
@@ -33,6 +34,7 @@ from sandkeepd.host.processes import (
 )
 from sandkeepd.keeper import program, pty
 from sandkeepd.providers.common.directory_provider import Lower
+from sandkeepd.providers.common.disk_overlays import mount_writable
 from sandkeepd.providers.common.disks import Disks, reserve_answers
 from sandkeepd.providers.common.errors import converted_errors, stderr_of
 from sandkeepd.providers.common.inside import INSIDE, marks, write_etc
@@ -209,7 +211,7 @@ def _as_root(job: Job) -> tuple[Argv, str]:
     Returns the argv and the workspace in it.
     """
     place = mounts.enter_private_namespace(follow_host=job.plan.mechanism == "none")
-    opened = {name: mounts.open_path(f"{job.directory}/{name}") for name in ("upper", "work", "in", "out")}
+    opened = {name: mounts.open_path(f"{job.directory}/{name}") for name in ("upper", "work", "in", "out", ".")}
     lowers = [mounts.open_path(lower.root) for lower in job.lowers]
     try:
         mounts.mount_scratch(place)
@@ -238,10 +240,12 @@ def _mount_workspace(job: Job, place: str, lowers: Sequence[int], opened: Mappin
         os.mkdir(directory, 0o755)
     owners = [lower.uid for lower in job.lowers]
     mounts.bind_mapped(list(zip(map(mounts.at, lowers), seen, owners, strict=True)), job.plan.uid)
-    # An overlay writes as who has mounted it, and to root ext4 gives blocks that are reserved for the daemon. (The
-    # capability that gives them, too, an overlay gives up by itself: `ovl_fill_super` in the kernel's fs/overlayfs.)
-    with privileges.file_user(job.plan.uid):
-        mounts.overlay(":".join(seen), upper, mounts.at(opened["work"]), target)
+    overlay = partial(mounts.overlay, ":".join(seen), upper, mounts.at(opened["work"]), target)
+    if job.own_disk:
+        mount_writable(overlay, target, opened["."], job.plan.uid)
+    else:
+        with privileges.file_user(job.plan.uid):  # without the host's reserved blocks
+            overlay()
 
 
 def _drop_root(plan: Plan) -> list[str]:

@@ -38,7 +38,7 @@ _STATUS_COLOURS: Final = {"apply": "green", "host_changed": "red", "blocked": "r
 @click.argument("directory", type=DIRECTORY, metavar="DIRECTORY")
 @click.option("--dry-run", is_flag=True, help="Only show what would be done at each path.")
 @click.option("--force", is_flag=True, help="Also replace what was changed in DIRECTORY meanwhile.")
-@click.option("--git", "with_git", is_flag=True, help="Commit these paths, and no others, with your git then.")
+@click.option("--git", "with_git", is_flag=True, help="Then commit these paths, and no others, with git.")
 @click.option("--message", "-m", metavar="MESSAGE", help="With --git: the message of the commit.")
 @click.option("--author", metavar="AUTHOR", help="With --git: the author, such as 'Name <mail@example.org>'.")
 @click.option("--git-branch", metavar="NAME", help="With --git: commit on a new branch NAME, and stay on it.")

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import click
 
+from sandkeep.blocking import Client
 from sandkeep.cli.display import changes
 from sandkeep.cli.display.output import echo, json_line, note, terminal_width
 from sandkeep.cli.display.progress import progress
@@ -37,6 +38,7 @@ class PathsCommand(Command):
         "sandkeep diff $BOX",
         "sandkeep diff $BOX --stat -- src",
         "sandkeep diff $BOX -u >changes.patch",
+        "sandkeep diff before-tests $BOX",
         "sandkeep branch diff one two",
     ],
 )
@@ -51,8 +53,11 @@ class PathsCommand(Command):
 def diff(
     front: Frontend, sandbox: str, other: str | None, paths: tuple[str, ...], form: str | None, *, exit_code: bool
 ) -> int:
-    """Show which files SANDBOX added (A), changed (M) and deleted (D) since its beginning; or its differences from
-    OTHER, a sandbox, snapshot or image. With PATHs, only those at or below them, in the workspace.
+    """Show which files SANDBOX added (A), changed (M) and deleted (D) since it was created. With PATHs, only those at
+    or below them, in the workspace.
+
+    With OTHER: show the changes from SANDBOX to OTHER, as `git diff A B` does; what only OTHER has was added. One of
+    the two is a sandbox, and the other a sandbox, snapshot or image.
 
     Paths with control characters are quoted as git does. In patches such characters are replaced; --json has the text
     as it is. On a terminal long paths are shortened, except by --name-only.
@@ -62,11 +67,32 @@ def diff(
         asked["limit"] = MAX_CHANGES
     try:
         with progress("comparing") as display, front.client() as client:
-            found = client.sandbox.diff(sandbox, other=other, paths=[*paths], progress=display, **asked)
+            found = _compare(client, sandbox, other, paths=[*paths], progress=display, **asked)
     except SandkeepError as error:
         raise Refusal(front.explain(error), OWN_FAILURE if exit_code else REFUSED, front.as_json) from None
     _show(front, found, form)
     return REFUSED if exit_code and found.added + found.changed + found.deleted else 0
+
+
+def _compare(client: Client, sandbox: str, other: str | None, **asked: Any) -> Diff:
+    """Return the differences from the first to the second, either of which may be no sandbox."""
+    if other is None:
+        alone: Diff = client.sandbox.diff(sandbox, **asked)
+        return alone
+    try:
+        found: Diff = client.sandbox.diff(other, base=sandbox, **asked)
+    except SandkeepError as error:
+        if error.code != "not_found":
+            raise
+        if error.data.get("field") == "base":
+            raise _about_first(error) from None
+        found = client.sandbox.diff(sandbox, base=other, reverse=True, **asked)
+    return found
+
+
+def _about_first(error: SandkeepError) -> SandkeepError:
+    """Return the error about the method's `base` as one about the first argument, which was given for it."""
+    return type(error)(error.code, f"SANDBOX: {error.message.partition(': ')[2]}", **{**error.data, "field": "sandbox"})
 
 
 def _show(front: Frontend, found: Diff, form: str | None) -> None:

@@ -80,8 +80,8 @@ class _Lines:
 def history(front: Frontend, sandbox: str) -> None:
     """Show the events of one sandbox and its processes.
 
-    A filled lozenge marks a snapshot or checkpoint that `restore --at` can restore, by the position before it; an
-    empty one, a snapshot or checkpoint that was deleted.
+    A filled diamond marks a snapshot or checkpoint: give the position before it to `restore --at`. An empty one marks
+    one that was deleted.
     """
     with front.client() as client:
         found = all_events(client.sandbox.history, sandbox)

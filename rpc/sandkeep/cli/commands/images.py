@@ -58,7 +58,7 @@ NOT_SOURCE: Final = (".git", ".venv", "venv")
     "--clean", is_flag=True, help="Create a new image even if one has the same content, and build without cache."
 )
 @ignore_option
-@click.option("--all-files", is_flag=True, help="Leave out nothing that .sandkeepignore or .dockerignore says.")
+@click.option("--all-files", is_flag=True, help="Copy all files, whatever .sandkeepignore or .dockerignore says.")
 @click.option("--source-only", is_flag=True, help="Leave out .git and virtual environments (.venv, venv).")
 @click.option("--owner", metavar="OWNER", help="Create it for another owner, such as key:ci. For administrators.")
 @label_option
@@ -73,7 +73,7 @@ def create(
     which is pulled if it is missing. What begins with `/`, `./`, `../` or `~` or ends in `/` is a PATH, and so is a
     name that no reference has. Of a directory `project` write `./project`.
 
-    Of a plain directory its .sandkeepignore, or else its .dockerignore, says what is left out, by Docker's rules.
+    In a plain directory, .sandkeepignore, or else .dockerignore, lists files to leave out, by Docker's rules.
     """
     if not source:
         raise click.BadParameter("empty: give a directory or a reference", param_hint="PATH|REF")
@@ -110,13 +110,18 @@ def _no_directory(error: SandkeepError, word: str) -> SandkeepError:
 
 @command(examples=["sandkeep image ls", "sandkeep image ls --json | jq -r '.[].image_id'"])
 @click.option("--all", "-a", "everything", is_flag=True, help="Include failed and removed images.")
+@click.option("--published", is_flag=True, help="List the references that administrators let you use instead.")
 @common()
-def ls(front: Frontend, everything: bool) -> None:
+def ls(front: Frontend, everything: bool, published: bool) -> None:
     """List images."""
     with front.client() as client:
-        images: list[Image] = every(client.image.list, all=everything)
+        images: list[Image] = every(client.image.list, all=everything, published=published)
     if front.as_json:
         return json_line(images)
+    if published:
+        public = [(name, _owners(owners), size(i.size_bytes), i.image_id)
+                  for i in images for name, owners in i.published.items()]  # fmt: skip
+        return table((Column("REFERENCE", least=12, shorten=cut_middle), "FOR", "SIZE", "IMAGE"), sorted(public))
     named = [Column("NAME", least=12)] if any(i.names for i in images) else []
     rows = [
         (
@@ -136,6 +141,10 @@ def ls(front: Frontend, everything: bool) -> None:
     return table(("IMAGE", *named, status(), "AGE", "SIZE", kind, docker, source), rows)
 
 
+def _owners(owners: list[str]) -> str:
+    return ", ".join(owners) or "everybody"
+
+
 def _short(docker_image_id: str | None) -> str:
     """As much of an id as Docker's own lists show."""
     return (docker_image_id or "").removeprefix("sha256:")[:12]
@@ -153,6 +162,7 @@ def _describe(image: Image) -> list[tuple[str, object]]:
     return [
         ("image", image.image_id),
         ("names", ", ".join(image.names)),
+        *(("published", f"{name} for {_owners(owners)}") for name, owners in image.published.items()),
         ("status", image.status),
         ("provider", image.provider),
         ("kind", image.kind),
@@ -187,13 +197,38 @@ def untag(front: Frontend, name: str) -> None:
     front.for_each("taking the name", "image.untag", (name,), name=name)
 
 
+@command(
+    examples=[
+        "sandkeep image publish registry.lan/team/app:1",
+        "sandkeep image publish app:1 --for uid:1000 --for key:ci",
+    ]
+)
+@click.argument("reference", type=REFERENCE, metavar="REF")
+@click.option("--for", "owners", multiple=True, metavar="OWNER", help="Owner, such as uid:1000 (default: everybody).")
+@common()
+def publish(front: Frontend, reference: str, owners: tuple[str, ...]) -> None:
+    """Let others use an image of the Docker engine, and print the id of its own.
+
+    It stays the image that REF means now, until REF is published again. For administrators.
+    """
+    front.for_each("publishing", "image.publish", (reference,), owners=list(owners))
+
+
+@command(examples=["sandkeep image unpublish registry.lan/team/app:1"])
+@click.argument("reference", type=REFERENCE, metavar="REF")
+@common()
+def unpublish(front: Frontend, reference: str) -> None:
+    """Withdraw a published image, and print its id. Images that others have made of it stay theirs."""
+    front.for_each("withdrawing", "image.unpublish", (reference,))
+
+
 @command(examples=["sandkeep image rm $IMG", "sandkeep image rm py:3.12"])
 @click.argument("images", nargs=-1, required=True, type=IMAGE, metavar="IMAGE...")
 @common()
 def rm(front: Frontend, images: tuple[str, ...]) -> None:
     """Remove images that no sandbox uses, and print their ids.
 
-    An image with several names that is given by one of them only loses that.
+    An image with several names, given by one of them, loses only that name.
     """
     notes: list[str] = []
     try:

@@ -13,7 +13,7 @@ from sandkeep.cli.words import KEY
 def create(front: Frontend, name: str) -> None:
     """Create an API key for the HTTP gateway, and print it. It is a password, and is not shown again.
 
-    Its holder owns what he makes with it, as `key:NAME`. For administrators.
+    `key:NAME` owns what is created with it. For administrators.
     """
     with front.client() as client:
         key = client.key.create(name)

@@ -132,7 +132,7 @@ def merge(front: Frontend, branches: tuple[str, ...], policy: Any, takes: Any, *
     are shown on stderr, the id of the merge is printed, and the exit code is 1. See `branch resolve`.
 
     With the policy `union` all versions of lines follow one another, with `markers` they are marked as git does, and
-    with ours:BRANCH that branch has its way.
+    with ours:BRANCH that branch wins.
     """
     options = non_empty(**options, **(policy or {}), takes=dict(takes))
     with front.client() as client:

@@ -159,10 +159,10 @@ def detach(front: Frontend, sandboxes: tuple[str, ...]) -> None:
 def ls(
     front: Frontend, everything: bool, quiet: bool, labels: dict[str, str], filters: tuple[tuple[str, str], ...]
 ) -> None:
-    """List sandboxes. AGE is the time since their creation, LEFT the time until they end in any case. IMAGE and PARENT
-    are names where these have any.
+    """List sandboxes. AGE is the time since their creation, LEFT the time until their maximum lifetime. IMAGE and
+    PARENT are names where these have any.
 
-    Filters by different keys all hold; of several values for one key, any may. A name may hold * and ?.
+    Filters with different keys must all match; of several values for one key, any. A name may contain * and ?.
     """
     with front.client() as client:
         found = Selection(labels, filters, everything).find(client)
@@ -199,7 +199,7 @@ def _table(found: list[Sandbox], images: Mapping[str, str]) -> None:
         (labels, [_pairs(s.spec.labels) for s in found]),
         (identifier("IMAGE", least=5), [images.get(s.image_id or "", s.image_id) for s in found]),
         (parent, [named.get(s.forked_from or "") or s.forked_from or s.restored_from or "" for s in found]),
-        (Column("RUNS", least=4, spare=True), [s.running_processes for s in found]),
+        (Column("PROCS", least=4, spare=True), [s.running_processes for s in found]),
     ]
     optional = (name, left, labels, parent)
     shown = [(title, column) for title, column in cells if title not in optional or any(column)]
@@ -334,7 +334,7 @@ def describe_spec(spec: SandboxSpec) -> list[tuple[str, object]]:
 @click.argument("sandboxes", nargs=-1, type=SANDBOX, metavar="[SANDBOX...]")
 @click.option("--all", "-a", "everything", is_flag=True, help="Terminate all your sandboxes.")
 @selection_options
-@click.option("--yes", "-y", is_flag=True, help="Ask nothing.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 @common()
 def rm(
     front: Frontend,

@@ -77,7 +77,7 @@ def _outcome(ensured: SessionEnsured) -> str:
 @click.option("--all", "-a", "everything", is_flag=True, help="Include sessions that failed or ended.")
 @common()
 def ls(front: Frontend, everything: bool) -> None:
-    """List sessions. IDLE is the time since the last use, and its limit; LEFT the time until it ends in any case."""
+    """List sessions. IDLE is the time since the last use, and its limit; LEFT the time until its maximum lifetime."""
     idle, left = Column("IDLE", least=4, spare=True), Column("LEFT", least=4, spare=True)
     columns = ("SESSION", status(), identifier("SANDBOX"), idle, left, identifier("SNAPSHOT"))
     front.list("session.list", columns, _row, all=everything)

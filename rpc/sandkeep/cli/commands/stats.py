@@ -77,8 +77,8 @@ def stats(
     """Show the resource usage of running sandboxes: all of yours, or those named.
 
     On a terminal the table is refreshed until q or Ctrl-C; elsewhere, and with --once, it is printed once, with `-` for
-    unknown values. CPU is the load of one cpu, TIME the CPU time; MEMORY excludes the page cache; DISK is what was last
-    found; KILLS are OOM kills; AGE is the time since its creation, LEFT the time until it ends in any case. The
+    unknown values. CPU is the load of one cpu, TIME the CPU time; MEMORY excludes the page cache; DISK is the last
+    measurement; KILLS are OOM kills; AGE is the time since its creation, LEFT the time until its maximum lifetime. The
     sandbox of a session goes by the session's id.
     """
     if prometheus and front.as_json:
@@ -181,7 +181,7 @@ def _row(found: SandboxStats, rate: float | None) -> Sequence[object]:
 
 
 def _age_and_left(found: SandboxStats) -> tuple[str, str]:
-    """Return its age, and the time until it ends in any case, at the time of the sample."""
+    """Return its age, and the time until its maximum lifetime, at the time of the sample."""
     passed = "-" if found.created_at is None else span(moment(found.sampled_at) - moment(found.created_at))
     return passed, "-" if (left := _left_s(found)) is None else span(left)
 

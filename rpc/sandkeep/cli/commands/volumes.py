@@ -11,7 +11,7 @@ from sandkeep.cli.words import PROVIDER, VOLUME
 
 def _owned(function: Any) -> Any:
     """Give a command the options that say whose volumes, and on which provider."""
-    function = click.option("--owner", metavar="OWNER", help="Whose (administrators only).")(function)
+    function = click.option("--owner", metavar="OWNER", help="Owner of the volume (administrators only).")(function)
     of = click.option("--provider", type=PROVIDER, metavar="NAME", help="Provider that has it (default: docker).")
     return of(function)
 

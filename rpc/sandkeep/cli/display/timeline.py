@@ -7,7 +7,8 @@ from sandkeep.cli.display.layout import cut, pad, plain
 from sandkeep.cli.display.output import LIMITS_MET, paint, size
 from sandkeep.model import Event, Moment
 
-TYPE_COLUMNS: Final = 24
+TYPE_COLUMNS: Final = 28
+"""Columns of an event's type: the longest, `checkpoint.restore_requested`."""
 WHO_COLUMNS: Final = 10
 RESTORABLE: Final = "◆"
 DELETED: Final = "◇"
@@ -148,6 +149,8 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "image.created": _content,
     "image.reused": lambda data: f"the same as {data['image_id']}",
     "image.tagged": lambda data: f"called {data['name']}",
+    "image.published": lambda data: f"{data['reference']} for {', '.join(data['owners']) or 'everybody'}",
+    "image.unpublished": lambda data: str(data["reference"]),
     "image.untagged": lambda data: f"not called {data['name']} any more",
     "sandbox.create_requested": _requested,
     "sandbox.created": _isolation,

@@ -116,7 +116,7 @@ def extracting(stage: Stage, owner: tuple[int, int] | None) -> Iterator[Extracti
     if os.geteuid() == 0 and owner is not None:
         os.chown(stage.tree, *owner)
     with tempfile.TemporaryFile() as stderr:
-        process = jail.start_extracting(stage.tree, owner, stderr, group=stage.group)
+        process = jail.start_extracting(stage.named_tree, owner, stderr, group=stage.group)
         try:
             extraction = Extraction(stage.tree, process)
             with suppress(BrokenPipeError):  # it has ended, and said why

@@ -21,6 +21,16 @@ def _reused(image: ImageState, event: events.ImageReused, fact: Fact) -> None:
     image.reused, image.ended_us = event.image_id, fact.time_us
 
 
+@changes("images", events.ImagePublished)
+def _published(image: ImageState, event: events.ImagePublished, fact: Fact) -> None:
+    image.published = {**image.published, event.reference: event.owners}
+
+
+@changes("images", events.ImageUnpublished)
+def _unpublished(image: ImageState, event: events.ImageUnpublished, fact: Fact) -> None:
+    image.published = {name: owners for name, owners in image.published.items() if name != event.reference}
+
+
 @folds(events.ImageTagged)
 def _tagged(state: State, event: events.ImageTagged, fact: Fact) -> None:
     image = advance(state.images, event, fact)

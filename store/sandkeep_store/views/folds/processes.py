@@ -94,7 +94,7 @@ def _no_more_processes(limit: int | None) -> str:
 def _want_of_memory(limit: int | None) -> str:
     if limit is None:
         return "the kernel killed it, as the machine had no memory left: give the sandbox a limit"
-    return f"the kernel killed it for want of memory: the sandbox's limit is {size(limit)}"
+    return f"out of memory: the OOM killer ended it; the sandbox's limit is {size(limit)}"
 
 
 @folds(events.ProcessLaunchFailed, events.ProcessLost)

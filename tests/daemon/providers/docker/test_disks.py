@@ -15,9 +15,12 @@ from tests.support.boxes import Box, new_box
 from tests.support.counting import counting
 from tests.support.engine import PrivateEngine
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 
 from sandkeep import failpoints
 from sandkeep.errors import SandkeepError
+from sandkeep.model import SandboxSpec
+from sandkeepd.providers.docker import plan as docker_plan
 
 pytestmark = pytest.mark.needs("docker", "root", "busybox")
 
@@ -45,10 +48,9 @@ def image(shared_daemon: Any, dockerd: Any) -> str:
         return str(client.image.create(with_files(dockerd), provider="docker").image_id)
 
 
-@pytest.fixture(scope="module", params=["1234:1234", "0", "1500:1500"])
-def box(request: pytest.FixtureRequest, shared_daemon: Any, image: str) -> Iterator[Box]:
-    """One of each kind: of the image's user, of root, and of a user to whom the engine copies the image's files."""
-    with new_box(shared_daemon, image, disk_bytes=SIZE, memory_bytes=512 * MIB, user=request.param) as made:
+@pytest.fixture(scope="module")
+def box(shared_daemon: Any, image: str) -> Iterator[Box]:
+    with new_box(shared_daemon, image, disk_bytes=SIZE, memory_bytes=512 * MIB) as made:
         yield made
     freed(image_of(made))
 
@@ -84,6 +86,14 @@ def test_the_limit_is_exact_and_the_writer_is_told(box: Box, way: str) -> None:
     box.sh("echo fine >file; cat file; rm file")
     found = box.client.sandbox.get(box.id)
     assert (found.status, found.isolation.limits["disk"]) == ("running", "file system")
+
+
+@pytest.mark.parametrize("user", ["0", "1500:1500"])
+def test_it_is_exact_for_root_and_where_the_engine_copies_the_files(shared_daemon: Any, image: str, user: str) -> None:
+    with new_box(shared_daemon, image, disk_bytes=SIZE, user=user) as box:
+        done = box.client.sandbox.exec(box.id, ["python3", "-c", f"{WRITING}{WAYS['in flight']}{CLEARING}"])
+        assert done.stdout == b"28\n", done.stderr
+    freed(image_of(box))
 
 
 def test_on_a_full_disk_commands_run_and_their_output_is_seen(box: Box) -> None:
@@ -128,9 +138,8 @@ def test_its_output_stays_when_its_disk_goes(shared_daemon: Any, image: str) -> 
     assert shared_daemon.cli("logs", box.id, done.process_id).stdout == b"".join(b"%d\n" % n for n in range(1, 100001))
 
 
-def test_what_lies_outside_of_the_disk_is_refused(
-    shared_daemon: Any, dockerd: Any, image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_lies_outside_of_the_disk_is_refused(shared_daemon: Any, dockerd: Any, image: str, tmp_path: Path) -> None:
+    disks = os.listdir(f"{shared_daemon.state_dir}/disks")
     with shared_daemon.connect() as client:
         declares = dockerd.derived("test/disk-volume:1", f"FROM {with_files(dockerd)}\nVOLUME /data\n")
         other = client.image.create(declares, provider="docker").image_id
@@ -145,15 +154,14 @@ def test_what_lies_outside_of_the_disk_is_refused(
         assert client.sandbox.get(plain).isolation.limits["disk"] == "approximate"
         refused("not_supported", client.sandbox.update, plain, disk_bytes=SIZE)
         client.sandbox.terminate(plain)
-    assert not [name for name in os.listdir(f"{shared_daemon.state_dir}/disks") if not name.startswith("sbx_")]
-    assert os.listdir(f"{shared_daemon.state_dir}/disks") == []
+    assert os.listdir(f"{shared_daemon.state_dir}/disks") == disks
 
 
 def test_it_outlives_the_daemon_the_engine_and_its_own_end(new_daemon: Callable[[], Any], engine: Any) -> None:
     daemon = new_daemon()
     start(daemon, engine)
     with daemon.connect() as client:
-        image = client.image.create(with_files(engine), provider="docker").image_id
+        image = client.image.create(engine.busybox(), provider="docker").image_id
         box = Box(daemon, client, client.sandbox.create(image, disk_bytes=SIZE).sandbox_id)
         process = client.process.launch(box.id, ["sh", "-c", counting("now", pause_s=0.01)]).process_id
         until(lambda: client.process.read(box.id, process).stdout)
@@ -185,8 +193,10 @@ def test_it_outlives_the_daemon_the_engine_and_its_own_end(new_daemon: Callable[
 
 @pytest.mark.parametrize(
     "point",
-    ["disk.allocated", "disk.mounted", "docker.volume", "docker.created", "docker.started", "docker.killed",
-     "docker.removed", "disk.emptied"],
+    ["disk.mounted", "docker.volume", "docker.killed", "disk.emptied"] + [
+        pytest.param(point, marks=pytest.mark.soak)
+        for point in ("disk.allocated", "docker.created", "docker.started", "docker.removed")
+    ],
 )  # fmt: skip
 def test_a_death_at_every_step(new_daemon: Callable[[], Any], dockerd: Any, point: str) -> None:
     daemon = new_daemon()
@@ -197,7 +207,7 @@ def test_a_death_at_every_step(new_daemon: Callable[[], Any], dockerd: Any, poin
             made = client.sandbox.create(image, name="it", disk_bytes=SIZE)
             done = client.sandbox.exec(made.sandbox_id, ["echo", "fine"])
             client.sandbox.terminate(made.sandbox_id)
-    daemon.process.wait(60)
+    daemon.process.wait(patient(60))
     start(daemon, dockerd)
     directory = Path(daemon.state_dir, "disks")
     until(lambda: not os.listdir(directory) and not loops(directory), seen=lambda: os.listdir(directory))
@@ -206,3 +216,20 @@ def test_a_death_at_every_step(new_daemon: Callable[[], Any], dockerd: Any, poin
         assert not [each for each in api.volumes()["Volumes"] or () if "disk" in each["Name"]]
     if point in ("docker.killed", "docker.removed", "disk.emptied"):
         assert daemon.cli("logs", made.sandbox_id, done.process_id).stdout == b"fine\n"
+
+
+DETAILS = {"docker_image_id": f"sha256:{'0a' * 32}", "docker_image_tag": "x"}
+
+
+def test_a_users_daemon_refuses_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    plan = ("sbx_1", "uid:1000", SandboxSpec(disk_bytes=SIZE), DETAILS, 1 << 30)
+    assert "only root's daemon" in refused("not_supported", docker_plan.decide, *plan).message
+
+
+@pytest.mark.parametrize("mode", ["user", "static"])
+def test_a_workspace_that_outlives_the_sandbox_is_on_no_disk(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setenv("SANDBOX_DOCKER_VOLUME_MODE", mode)
+    monkeypatch.setenv("SANDBOX_DOCKER_VOLUME_NAME", "shared")
+    plan = ("sbx_1", "uid:0", SandboxSpec(disk_bytes=SIZE), DETAILS, 1 << 30)
+    assert "/workspace lies outside" in refused("not_supported", docker_plan.decide, *plan).message

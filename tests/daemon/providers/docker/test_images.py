@@ -58,7 +58,7 @@ class World:
         self, image_id: str | None = None, *, progress: Progress | None = None, caller: Caller = ME, **fields: Any
     ) -> tuple[str, ImportedImage]:
         image_id = image_id or new_id(IMAGE)
-        fields = {"kind": "dockerfile", "source": str(self.place), "owner": "uid:0", **fields}
+        fields = {"kind": "dockerfile", "source": str(self.place), "owner": "uid:0", "published": None, **fields}
         made = await self.provider.images.make(image_id, ImageRequest(**fields), caller, progress or self.hear)
         return image_id, made
 

@@ -1,4 +1,4 @@
-"""What Docker sandboxes use, and who in them was killed for want of memory: as in any other."""
+"""What Docker sandboxes use, and who in them was OOM-killed: as in any other."""
 
 import os
 import signal
@@ -49,7 +49,7 @@ def test_its_limits_and_what_it_uses(box: Box) -> None:
 def test_who_was_killed_for_want_of_memory(box: Box) -> None:
     done = box.client.sandbox.exec(box.id, ["sh", "-c", EAT])
     assert (done.exit_code, done.oom_killed) == (137, True), done
-    assert done.error == "the kernel killed it for want of memory: the sandbox's limit is 64 MB"
+    assert done.error == "out of memory: the OOM killer ended it; the sandbox's limit is 64 MB"
     assert stats(box).oom_kills >= 1
     done = box.client.sandbox.exec(box.id, ["sh", "-c", "kill -9 $$"])
     assert (done.exit_code, done.oom_killed) == (137, False)

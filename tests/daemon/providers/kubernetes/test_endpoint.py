@@ -69,9 +69,14 @@ def configuration(server: ExecServer, certificates: dict[str, tuple[str, str]], 
 
 async def run(configured: Configuration) -> int | None:
     with trio.fail_after(patient(60)):
-        async with open_exec(configured, "ns", "pod", ["sh", "-c", "cat; exit 5"]) as stream:
-            await stream.send_all(b"x" * 1_000_000)
-            await stream.close_stdin()
+        command = ["sh", "-c", "cat; exit 5"]
+        async with open_exec(configured, "ns", "pod", command) as stream, trio.open_nursery() as nursery:
+
+            @nursery.start_soon  # who only sends waits for ever once all buffers are full of what comes back
+            async def send() -> None:
+                await stream.send_all(b"x" * 1_000_000)
+                await stream.close_stdin()
+
             received = 0
             while data := await stream.receive_some():
                 received += len(data)

@@ -220,6 +220,15 @@ def test_forks_snapshots_and_restores(box: Box) -> None:
     box.sh("rm -f kept five")
 
 
+def test_a_restore_on_a_full_disk_can_be_written(box: Box) -> None:
+    """The kernel has no room for the overlay's work directory, and would let it be read alone."""
+    box.sh(f"echo kept >kept; {FILL} || :")
+    snapshot = box.client.snapshot.create(box.id).snapshot_id
+    box.sh("rm kept")
+    box.client.sandbox.restore(box.id, snapshot_id=snapshot)
+    box.sh("cat kept && rm kept && cat /dev/zero >again || :; rm again && rm big")
+
+
 def test_the_output_of_an_ended_one_stays_and_its_disk_goes(shared_daemon: RunningDaemon, image: str) -> None:
     with new_box(shared_daemon, image, disk_bytes=SIZE) as box:
         done = box.client.sandbox.exec(box.id, ["sh", "-c", "seq 100000"])

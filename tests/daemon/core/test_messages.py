@@ -1,0 +1,68 @@
+"""Messages to callers have the names that these gave, and errors the ids in their data."""
+
+from typing import Any
+
+import pytest
+from tests.support.boxes import Box
+
+from sandkeep.errors import SandkeepError
+
+pytestmark = pytest.mark.needs("bwrap", "root")
+
+
+def refusal(call: Any, *args: Any, **given: Any) -> SandkeepError:
+    with pytest.raises(SandkeepError) as caught:
+        call(*args, **given)
+    return caught.value
+
+
+@pytest.fixture
+def named(client: Any, image: str) -> Any:
+    made = client.sandbox.create(image, name="spoken-of")
+    yield made
+    client.sandbox.terminate(made.sandbox_id)
+
+
+def test_a_sandbox_goes_by_its_name_and_its_id_is_in_the_data(client: Any, named: Any) -> None:
+    client.sandbox.suspend("spoken-of")
+    for word in ("spoken-of", named.sandbox_id):
+        error = refusal(client.sandbox.exec, word, "true")
+        assert error.message == "sandbox spoken-of is suspended: resume it"
+        assert error.data["sandbox_id"] == named.sandbox_id
+
+
+def test_a_process_goes_by_its_name(client: Any, named: Any) -> None:
+    client.process.launch("spoken-of", ["sleep", "1000"], name="worker")
+    process = client.process.get("spoken-of", "worker")
+    error = refusal(client.process.write_stdin, "spoken-of", process.process_id, b"x")
+    assert "worker" in error.message
+    assert process.process_id not in error.message
+    error = refusal(client.process.launch, "spoken-of", ["true"], name="worker")
+    assert error.message.startswith("process 'worker' of sandbox spoken-of has not ended")
+
+
+def test_an_image_goes_by_its_name(client: Any, image: str, named: Any) -> None:
+    client.image.tag(image, "spoken:1")
+    try:
+        error = refusal(client.image.tag, image, "img_1")
+        assert "img_1" in error.message
+        error = refusal(client.image.untag, image, "another")
+        assert error.message.startswith("name: image spoken:1 is not called 'another'")
+        assert error.data["image_id"] == image
+    finally:
+        client.image.untag(image, "spoken:1")
+
+
+def test_a_name_that_another_has_by_now_is_not_said(client: Any, image: str) -> None:
+    first = client.sandbox.create(image, name="reused").sandbox_id
+    client.sandbox.terminate(first)
+    second = client.sandbox.create(image, name="reused").sandbox_id
+    try:
+        assert first in refusal(client.sandbox.exec, first, "true").message
+    finally:
+        client.sandbox.terminate(second)
+
+
+def test_what_has_no_name_goes_by_its_id(client: Any, shared_box: Box) -> None:
+    error = refusal(client.process.get, shared_box.id, "nothing")
+    assert shared_box.id in error.message
