@@ -22,6 +22,7 @@ import trio
 
 from sandkeep.errors import CallerError, SandkeepError
 from sandkeep.settings.daemon import DOCKER_BASE
+from sandkeep_store.threads import in_thread
 from sandkeepd.contract import image_references
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.image_references import Reference
@@ -165,7 +166,7 @@ async def _login_of(registry: str, request: ImageRequest, caller: Caller) -> Log
     if request.owner != f"uid:{caller.uid}":
         return {}
     try:
-        home = (await trio.to_thread.run_sync(pwd.getpwuid, caller.uid)).pw_dir
+        home = (await in_thread(pwd.getpwuid, caller.uid)).pw_dir
         content = await caller_paths.read_file(f"{home}/{LOGINS}", caller, _MOST_LOGINS_BYTES)
         logins = msgspec.json.decode(content, type=dict[str, Any]).get("auths") or {}
         known = {name: login for name, login in logins.items() if auth.resolve_index_name(name) == registry}
