@@ -350,7 +350,7 @@ ATTACKS: Final = (
     Attack(
         "host's network",
         "IPv6 addresses that carry private IPv4 ones",
-        {KEY: "tests/daemon/http/test_gateway.py::test_addresses_that_lead_to_private_ones_are_not_public"},
+        {KEY: "tests/daemon/sandboxes/test_registries.py::test_addresses_that_lead_to_private_ones_are_not_public"},
     ),
 )
 
