@@ -82,6 +82,7 @@ def child(uid: int, work: Callable[[], Any]) -> tuple[int, int]:
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.setsid()  # as users have it: the kernel shares the processors out by session first
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
