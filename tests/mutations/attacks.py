@@ -39,6 +39,9 @@ _CLUSTER = "tests/daemon/providers/kubernetes/test_hostile_server.py::"
 _GVISOR = "tests/daemon/providers/gvisor/test_hostile_files.py::"
 _SNAPSHOTS = "tests/daemon/snapshots/test_enemy.py::"
 _SECCOMP = "tests/conformance/test_seccomp.py::"
+_FOREIGN = "tests/daemon/providers/docker/test_foreign_images.py::"
+_SHARES = "tests/daemon/app/test_shares.py::"
+_PRINTING = "tests/rpc/cli/test_printing.py::"
 
 
 class Attack(NamedTuple):
@@ -54,8 +57,12 @@ ATTACKS: Final = (
     Attack(
         "foreign uid",
         "forged recovery state",
-        {USER: f"{_COMMIT}test_undo_takes_no_orders_from_a_journal_of_somebody_else"},
+        {
+            CODE: "tests/daemon/branches/test_forged_commits.py::test_a_forged_journal_gives_no_rights",
+            USER: f"{_COMMIT}test_a_directory_in_the_place_of_the_staging_directory_is_left_alone",
+        },
     ),
+    Attack("foreign uid", "modes of set-uid files", {CODE: f"{_COMMIT}test_no_step_sets_a_bit_that_gives_rights"}),
     Attack(
         "foreign uid",
         "set-uid files, devices",
@@ -125,6 +132,17 @@ ATTACKS: Final = (
         },
     ),
     Attack("host files", "git's configuration and hooks", {CODE: f"{_COMMITS}test_nothing_below_git_is_committed"}),
+    Attack("host files", "bare repositories", {CODE: f"{_COMMITS}test_no_bare_repository_is_committed"}),
+    Attack(
+        "host files",
+        "modes of files with several names",
+        {CODE: f"{_COMMIT}test_a_change_of_a_mode_touches_no_other_name_of_the_file"},
+    ),
+    Attack(
+        "host files",
+        "staging directory of `cp`, replaced",
+        {USER: "tests/rpc/system/test_staging.py::test_nothing_is_written_by_its_name"},
+    ),
     # -- what belongs to the daemon -----------------------------------------------------------------------------------
     Attack(
         "state directory",
@@ -191,6 +209,47 @@ ATTACKS: Final = (
         {
             USER: f"{_LIMITS}test_no_owner_gets_what_a_step_of_another_has_made",
         },
+    ),
+    Attack(
+        "images of the engine",
+        "by name, id, prefix, digest",
+        {
+            USER: f"{_FOREIGN}test_an_image_that_an_administrator_built_is_his",
+            KEY: f"{_FOREIGN}test_an_image_that_an_administrator_built_is_his",
+        },
+    ),
+    Attack(
+        "images of the engine",
+        "`FROM`, `COPY --from`, triggers of a base",
+        {
+            USER: f"{_FOREIGN}test_no_build_gets_at_it",
+            OUTSIDE: f"{_FOREIGN}test_a_base_that_copies_from_it_by_a_trigger",
+        },
+    ),
+    Attack(
+        "images of the engine",
+        "a registry that names an image of here",
+        {OUTSIDE: f"{_FOREIGN}test_a_registry_that_only_names_an_image_of_here_has_not_given_it"},
+    ),
+    Attack("images of the engine", "a registry that names a layer of here", {OUTSIDE: OPEN}),
+    Attack(
+        "images of the engine",
+        "a published tag that is moved later",
+        {USER: f"{_FOREIGN}test_a_published_reference_stays_the_image_that_it_was"},
+    ),
+    Attack("images of a cluster", "the namespace's pull secrets, caches of nodes", {USER: OPEN, KEY: OPEN}),
+    Attack(
+        "logins for registries",
+        "another user's, or the daemon's own",
+        {
+            USER: f"{_FOREIGN}test_the_login_of_the_daemons_user_is_for_administrators",
+            KEY: f"{_FOREIGN}test_the_login_of_the_daemons_user_is_for_administrators",
+        },
+    ),
+    Attack(
+        "containers of others",
+        "labels of an image",
+        {OUTSIDE: f"{_BUILDS}test_labels_of_an_image_prove_nothing"},
     ),
     Attack(
         "secrets",
@@ -296,7 +355,7 @@ ATTACKS: Final = (
         "walks without end, frozen files",
         {
             CODE: f"{_ENEMY}test_one_that_takes_long_to_look_at_delays_no_other",
-            USER: OPEN,
+            USER: f"{_SHARES}test_reads_of_one_sandbox_delay_neither_others_nor_a_stop",
         },
     ),
     Attack(
@@ -309,17 +368,23 @@ ATTACKS: Final = (
         },
     ),
     Attack(
+        "host's processes",
+        "programs whose starts are cut off",
+        {CODE: "tests/daemon/host/test_killed_bwrap.py::test_an_extracting_program"},
+    ),
+    Attack(
         "termination",
         "trees without end, survivors",
         {
-            CODE: f"{_ENEMY}test_a_tree_of_any_depth_goes_with_its_sandbox",
+            CODE: f"{_SHARES}test_a_hundred_thousand_levels_are_ended",
         },
     ),
     Attack(
         "stop of the daemon",
         "clients and work that do not end",
         {
-            USER: f"{_HTTP}test_who_does_not_read_does_not_keep_the_daemon_from_stopping",
+            USER: f"{_SHARES}test_reads_of_one_sandbox_delay_neither_others_nor_a_stop",
+            KEY: f"{_HTTP}test_who_does_not_read_does_not_keep_the_daemon_from_stopping",
         },
     ),
     # -- viewers and the network --------------------------------------------------------------------------------------
@@ -330,7 +395,28 @@ ATTACKS: Final = (
             CODE: "tests/daemon/sandboxes/test_enemy_viewers.py::test_a_viewer_at_the_command_line",
         },
     ),
+    Attack(
+        "viewers' terminals",
+        "control, bidirectional, invisible characters in answers",
+        {
+            CODE: f"{_PRINTING}test_lines_for_people_drive_no_terminal",
+            USER: f"{_PRINTING}test_documents_are_escaped_and_have_the_same_value",
+            OUTSIDE: f"{_PRINTING}test_errors_and_progress_drive_no_terminal",
+        },
+    ),
+    Attack(
+        "viewers' eyes",
+        "deceptive names",
+        {USER: "tests/daemon/api/test_new_names.py::test_a_text_that_is_no_name_is_refused"},
+    ),
     Attack("HTTP requests", "smuggling", {KEY: f"{_HTTP}test_no_request_is_smuggled_behind_another"}),
+    Attack(
+        "HTTP requests",
+        "chunks, long heads",
+        {
+            KEY: f"{_HTTP}test_chunks_that_can_be_read_in_two_ways_are_refused",
+        },
+    ),
     Attack("HTTP requests", "pages of the web", {KEY: f"{_KEYS}test_a_page_of_the_web_has_no_way_in"}),
     Attack(
         "host's network",
@@ -350,7 +436,7 @@ ATTACKS: Final = (
     Attack(
         "host's network",
         "IPv6 addresses that carry private IPv4 ones",
-        {KEY: "tests/daemon/http/test_gateway.py::test_addresses_that_lead_to_private_ones_are_not_public"},
+        {KEY: "tests/daemon/sandboxes/test_registries.py::test_addresses_that_lead_to_private_ones_are_not_public"},
     ),
 )
 

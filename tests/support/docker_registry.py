@@ -11,9 +11,11 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from tests.support.patience import patient
+
 USER, PASSWORD = "ada", "secret-of-ada"
 _HTPASSWD = "ada:$2b$04$cjhQ9NEzkmdCKisj7x2xs.AnpwaJ91eCPcVMnd3hOY.bMo8/enX4u\n"
-START_S = 60.0
+START_S = patient(60.0)
 
 _CONFIGURATION = """
 version: 0.1
@@ -60,7 +62,7 @@ class DockerRegistry:
         """End it, and wait until it has."""
         if self.process is not None:
             self.process.terminate()
-            self.process.wait(60)
+            self.process.wait(patient(60))
             self.process = None
 
     @property
@@ -90,7 +92,9 @@ class DockerRegistry:
         """One request with its login."""
         headers = {"Authorization": "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()}
         try:
-            with urlopen(Request(f"http://{self.address}{path}", method=method, headers=headers), timeout=30) as answer:
+            with urlopen(
+                Request(f"http://{self.address}{path}", method=method, headers=headers), timeout=patient(30)
+            ) as answer:
                 return answer.status, answer.read()
         except HTTPError as error:
             return error.code, error.read()

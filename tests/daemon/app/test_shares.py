@@ -16,6 +16,7 @@ import pytest
 from tests.conftest import RunningDaemon, daemon_in
 from tests.support.boxes import Box
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 from tests.support.users import as_client
 
 from sandkeep.blocking import connect
@@ -125,7 +126,7 @@ def stopped_program(daemon: RunningDaemon, name: str) -> int:
                 continue
         return None
 
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while time.monotonic() < deadline:  # without a pause: it lives for a tenth of a second
         if (pid := find()) is not None:
             return pid
@@ -202,12 +203,12 @@ def test_a_hundred_thousand_levels_are_ended(client: Any, image: str) -> None:
     box = client.sandbox.create(image).sandbox_id
     assert client.sandbox.exec(box, ["python3", "-c", CHAIN, "100000"]).exit_code == 0
     refused("tree_too_deep", client.sandbox.fork, box)
-    until(lambda: client.sandbox.terminate(box).status == "stopped", 600)
+    until(lambda: client.sandbox.terminate(box).status == "stopped", patient(600))
 
 
 def test_a_stop_that_hangs_ends_the_process() -> None:
     code = "import sandkeepd.main as m, time; m.STOP_S = 0.1; m._limit_stop(); time.sleep(3600)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=patient(60))
     assert done.returncode == 1
     assert b"the next daemon goes on with it" in done.stderr
 

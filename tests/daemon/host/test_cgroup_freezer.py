@@ -13,6 +13,7 @@ import pytest
 import trio
 import trio.testing
 from tests.support.expect import until
+from tests.support.patience import patient
 
 from sandkeep.errors import ProviderError, StateError
 from sandkeep_store.threads import in_thread
@@ -266,6 +267,6 @@ async def test_readers_take_turns_in_order_and_can_leave_the_queue() -> None:
             await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     assert order == [0, 1, 2, 3]
-    with trio.fail_after(60):
+    with trio.fail_after(patient(60)):
         async with turn.taken():
             pass

@@ -23,6 +23,7 @@ from tests.support.docker_registry import PASSWORD, DockerRegistry
 from tests.support.engine import PrivateEngine
 from tests.support.expect import refused
 from tests.support.gateway import SESSIONS, Gateway
+from tests.support.patience import patient
 from tests.support.registry import MANIFEST, serving
 from tests.support.users import as_client
 
@@ -448,7 +449,7 @@ def test_a_daemon_that_dies_while_it_publishes(scene: Scene, places: str, side: 
         with pytest.raises(SandkeepError):
             publish()
         assert daemon.process is not None
-        daemon.process.wait(60)
+        daemon.process.wait(patient(60))
         daemon.process = None
         daemon.start()
         assert publish().published == {name: []}

@@ -23,7 +23,7 @@ from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.images import ImageRequest
 from sandkeepd.contract.instance import Ending
 from sandkeepd.contract.processes import Launch
-from sandkeepd.providers.common import relayed_instance, relayed_provider
+from sandkeepd.providers.common import relayed_provider
 from sandkeepd.providers.modal import provider as provider_module
 from sandkeepd.providers.modal import service as service_module
 from sandkeepd.providers.modal.provider import ending_of, open_modal
@@ -311,8 +311,7 @@ async def test_processes_go_on_through_broken_connections(house: House) -> None:
     assert box.read("p1", "stdout", 0, 100).data == b"one\ntwo\nthree\n"
 
 
-async def test_a_service_that_fails_ends_no_sandbox_and_no_task(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relayed_instance, "LONGEST_PAUSE_S", 1.0)
+async def test_a_service_that_fails_ends_no_sandbox_and_no_task(house: House) -> None:
     box = await house.box()
     house.service.fault("Sandbox.*|Task.*", status="INTERNAL", times=None)
     house.service.cut(".*", drop=True)
