@@ -17,8 +17,8 @@ from sandkeepd.sandboxes.output_times import UNKNOWN_US, Mark, OutputTimes
 from sandkeepd.sandboxes.runtimes import Runtimes
 
 _NOT_KEPT: Final = (
-    f"is not kept any more: {RETAIN_OUTPUT.name} says how much is, or it was removed by `sandkeep prune` or by the code "
-    "in the sandbox"
+    f"is not kept any more: {RETAIN_OUTPUT.name} says how much is, or `sandkeep prune` or the code in the sandbox "
+    "removed it"
 )
 
 
