@@ -14,6 +14,8 @@ from tests.support.documents import ROOT, Session, directory, environment, secti
 from tests.support.screen import Screen
 from tests.support.users import NOBODY, command_as
 
+from sandkeep.demo import traces
+
 if TYPE_CHECKING:
     from tests.support.gcs import GcsEmulator
     from tests.support.s3 import S3Server

@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 import click
 
 from sandkeep.blocking import connect
-from sandkeep.cli.display.output import note
+from sandkeep.cli.display.output import echo, note
 from sandkeep.cli.options import Frontend, Refusal, command
 from sandkeep.cli.words import DIRECTORY, FILE
 from sandkeep.errors import DaemonError, SandkeepError, StateError
@@ -95,9 +95,9 @@ def _detach(arguments: list[str], state_dir: str, socket: str | None) -> None:
                 process.terminate()
                 process.wait(STOP_S)
             log.seek(max(start, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            sys.stderr.write(log.read().decode(errors="replace"))
+            note(log.read().decode(errors="replace").rstrip())
             raise
-    print(process.pid)
+    echo(str(process.pid))
     note(f"sandkeep: the daemon runs in the background; its log is {path}")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from sandkeep.cli.display.output import json_line, note, plain, size
+from sandkeep.cli.display.output import echo, json_line, note, plain, size
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import Duration, Frontend, command, common, non_empty
 from sandkeep.model import PruneReport
@@ -63,7 +63,7 @@ def _confirm(report: PruneReport) -> None:
 
 def _show(report: PruneReport) -> None:
     for line in (*report.sandboxes, *report.images):
-        print(line)
+        echo(line)
     for line in report.left:
         note(f"sandkeep: not removed: {plain(line)}")
     freed = size(report.output_bytes + report.image_bytes)
