@@ -188,8 +188,7 @@ class World:
             Path(self.orphan).touch()
         if operation.method == "store.prune":
             self.ended = str(self._story.ask("sandbox.create", self.image_id).sandbox_id)
-            self.process = str(self._story.ask("process.launch", self.ended, "echo output").process_id)
-            self._story.ask("process.wait", self.ended, self.process)
+            self.process = str(self._story.ask("sandbox.exec", self.ended, "echo output").process_id)
             self._story.ask("sandbox.terminate", self.ended)
         arguments = self.arguments(operation)
         if operation.__name__ in FIRST:
