@@ -31,7 +31,7 @@ class DirectoryImages(Images):
         self, layout: Layout, log_id: str, in_thread: Threads, owner: int | None, nursery: trio.Nursery
     ) -> None:
         self._nursery = nursery
-        self._deleting = Threads(trio.CapacityLimiter(1), abandon_on_cancel=True)
+        self._deleting = Threads(1, abandon_on_cancel=True)
         self._layout = layout
         self._log_id = log_id
         self._in_thread = in_thread
