@@ -43,7 +43,8 @@ class PlainProvider(KeeperProvider[HeldInstance]):
         self, state_dir: str, log_id: str, watcher: Watcher, nursery: trio.Nursery
     ) -> None:  # fmt: skip
         super().__init__(state_dir, log_id, watcher, nursery)
-        self.images = DirectoryImages(self.layout, log_id, self.in_thread, owner=None)
+        in_thread = self.in_thread
+        self.images = DirectoryImages(self.layout, log_id, in_thread, owner=None, nursery=nursery)
 
     async def capabilities(self) -> ProviderCapabilities:
         why = program.why_missing()

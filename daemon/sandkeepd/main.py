@@ -44,7 +44,7 @@ def main() -> None:
     try:
         _run()
     except (SandkeepError, ModuleNotFoundError) as raised:
-        error = raised if isinstance(raised, SandkeepError) else extras.incomplete(raised)
+        error = raised if isinstance(raised, SandkeepError) else extras.incomplete_by(raised)
         if error is None:
             raise
         print(f"sandkeepd: {lines(error.message)}", file=sys.stderr)  # noqa: T201  # it cannot start

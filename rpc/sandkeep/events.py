@@ -1025,6 +1025,22 @@ class ArchiveRemoveFailed(Event, frozen=True, kw_only=True):
     interrupted: bool = False
 
 
+class OutputRemoveRequested(Event, frozen=True, kw_only=True):
+    """The journals of these ended sandboxes are about to be removed. It is in the daemon's own stream."""
+
+    type = "output.remove_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("output.removed",)
+    sandboxes: list[str]
+    size_bytes: int
+
+
+class OutputRemoved(Event, frozen=True, kw_only=True):
+    """The journals that the event at `position` names are gone."""
+
+    type = "output.removed"
+    position: int
+
+
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 

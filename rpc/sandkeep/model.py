@@ -543,6 +543,19 @@ class SnapshotGcReport(Struct, frozen=True, kw_only=True):
     dry_run: bool = False
 
 
+class PruneReport(Struct, frozen=True, kw_only=True):
+    """The result of a prune, or of a dry run: the images, and the ended sandboxes whose output, that were removed, with
+    their sizes. `left` are images that could not be removed, each with the reason.
+    """
+
+    images: list[str] = field(default_factory=list)
+    sandboxes: list[str] = field(default_factory=list)
+    image_bytes: int = 0
+    output_bytes: int = 0
+    left: list[str] = field(default_factory=list)
+    dry_run: bool = False
+
+
 class ForkResult(Struct, frozen=True, kw_only=True):
     """The sandboxes that a fork created, and the milliseconds for which their source was frozen."""
 

@@ -2029,6 +2029,26 @@ class AsyncStoreMethods:
 
         `progress` is called with the messages of a long call.
         """
+    async def prune(
+        self,
+        all: bool = False,
+        older_than_s: float | None = None,
+        dry_run: bool = False,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> model.PruneReport:
+        """Remove the output of ended sandboxes, and images that nothing needs.
+
+        Removes the output of ended sandboxes, and images without a name that
+        nothing needs; with `all` also those that have names. With
+        `older_than_s` only output of sandboxes that ended longer ago, and
+        images made longer ago. `dry_run` only reports them. An administrator
+        prunes everybody's, others their own.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def redact(
         self,
         position: int,
@@ -5083,6 +5103,26 @@ class BlockingStoreMethods:
         Archive events of objects that ended longer ago than `older_than_s`
         (default: the daemon's setting).
 
+        `progress` is called with the messages of a long call.
+        """
+    def prune(
+        self,
+        all: bool = False,
+        older_than_s: float | None = None,
+        dry_run: bool = False,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> model.PruneReport:
+        """Remove the output of ended sandboxes, and images that nothing needs.
+
+        Removes the output of ended sandboxes, and images without a name that
+        nothing needs; with `all` also those that have names. With
+        `older_than_s` only output of sandboxes that ended longer ago, and
+        images made longer ago. `dry_run` only reports them. An administrator
+        prunes everybody's, others their own.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
         """
     def redact(self, position: int, *, progress: Callable[[str], None] | None = None) -> model.RedactReport:

@@ -14,6 +14,8 @@ from tests.support.documents import ROOT, Session, directory, environment, secti
 from tests.support.screen import Screen
 from tests.support.users import NOBODY, command_as
 
+from sandkeep.demo import traces
+
 if TYPE_CHECKING:
     from tests.support.gcs import GcsEmulator
     from tests.support.s3 import S3Server
@@ -94,6 +96,24 @@ def test_as_a_normal_user(place: Path, new_screen: Callable[..., Screen]) -> Non
     if os.geteuid() == 0:
         os.chown(place, NOBODY, NOBODY)
     _follow("run-as-a-user", new_screen("sh ./shell"), place)
+
+
+def test_nothing_is_left_after_an_uninstallation(place: Path, new_screen: Callable[..., Screen]) -> None:
+    """By somebody who is not root: what the guide has for root is with `#`, and is not typed."""
+    (place / "shell").write_text(f"exec {shlex.join(_user(['bash', '--norc']))}\n")
+    place.chmod(0o755)
+    if os.geteuid() == 0:
+        os.chown(place, NOBODY, NOBODY)
+    screen = new_screen("sh ./shell")
+    for line in (
+        "sandkeep daemon -d", "mkdir project", "IMG=$(sandkeep image create ./project)",
+        "sandkeep run $(sandkeep create $IMG) long --detach -- sleep 100000",
+    ):  # fmt: skip
+        screen.enter(line)
+        screen.until_prompt()
+    _follow("uninstall", screen, place)
+    assert not (place / ".local" / "state" / "sandkeep").exists()
+    assert traces.remaining(str(place / ".local")) == []
 
 
 @pytest.mark.needs("docker")
@@ -219,6 +239,7 @@ def test_every_guide_is_followed() -> None:
         *GUIDES,
         "docker-images",
         "run-as-a-user",
+        "uninstall",
         "keep-archives-in-a-bucket",
         "share-sandboxes",
         "python",  # test_python_how_to.py

@@ -186,6 +186,10 @@ class World:
             self.orphan = os.path.join(self._story.daemon.state_dir, "archives", "sbx_gone", f"{new_id(SNAPSHOT)}.tar")
             os.makedirs(os.path.dirname(self.orphan), mode=0o700)
             Path(self.orphan).touch()
+        if operation.method == "store.prune":
+            self.ended = str(self._story.ask("sandbox.create", self.image_id).sandbox_id)
+            self.process = str(self._story.ask("sandbox.exec", self.ended, "echo output").process_id)
+            self._story.ask("sandbox.terminate", self.ended)
         arguments = self.arguments(operation)
         if operation.__name__ in FIRST:
             self._story.ask(FIRST[operation.__name__], **arguments)
@@ -222,6 +226,8 @@ class World:
             assert found == ([self.name] if operation.method == "volume.create" else [])
         elif operation.method == "branch.commit":
             assert sorted(os.listdir(self.target)) == ["early", "file"]
+        elif operation.method == "store.prune":
+            refused("compacted", story.look, lambda client: client.process.read(self.ended, self.process))
         elif operation.method in ("branch.merge", "branch.resolve"):
             [merge] = story.look(lambda client: client.branch.merges().merges)
             assert merge.status == "ready"

@@ -83,6 +83,7 @@ from sandkeepd.sandboxes import reaper
 from sandkeepd.sandboxes.images import Images
 from sandkeepd.sandboxes.output_limit import OutputLimit
 from sandkeepd.sandboxes.processes import Processes
+from sandkeepd.sandboxes.prune import Prune
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.serving.holdings import Holdings
 from sandkeepd.sessions.activity import Activity
@@ -165,7 +166,10 @@ async def _run_parts(
         processes = Processes(core, sandboxes.runtimes)
         services = SnapshotServices(core, images, sandboxes, processes, config.state_dir)
         sessions = Sessions(core, images, sandboxes, services.snapshots, services.restores)
-        reconciler = Reconciler(core, sandboxes.runtimes, processes, services, sessions.operations)
+        output_limit = OutputLimit(core)
+        prune = Prune(core, images, output_limit)
+        operations = (*sessions.operations, prune.removal)
+        reconciler = Reconciler(core, sandboxes.runtimes, processes, services, operations)
         stopping = trio.Event()
         software = Software(core, config.state_dir, os.fsdecode(listeners.api.getsockname()), stopping)
         tokens, keys = Tokens(config.state_dir), Keys(config.state_dir)
@@ -186,7 +190,18 @@ async def _run_parts(
             services.layers, config.state_dir,
         )  # fmt: skip
         dispatch = handlers.dispatch(
-            core, images, sandboxes, processes, software, stream_access, retention, services, sharing, sessions, keys
+            core,
+            images,
+            sandboxes,
+            processes,
+            software,
+            stream_access,
+            retention,
+            prune,
+            services,
+            sharing,
+            sessions,
+            keys,
         )
         holdings = Holdings(daemon.CLIENT_MEMORY())
         cloud_run = CloudRun(core, dispatch, processes, sessions.activity)
@@ -210,7 +225,7 @@ async def _run_parts(
             tasks.start_soon(files.run)
             tasks.start_soon(retention.run)
             tasks.start_soon(services.gc.run)
-            tasks.start_soon(OutputLimit(core).run)
+            tasks.start_soon(output_limit.run)
             tasks.start_soon(caching.run, core)
             tasks.start_soon(caching.check_later, core)
             tasks.start_soon(verify.recover, core)

@@ -21,6 +21,7 @@ from sandkeepd.sandboxes.default_provider import ProviderChooser
 from sandkeepd.sandboxes.files import Files
 from sandkeepd.sandboxes.images import Images
 from sandkeepd.sandboxes.processes import Processes
+from sandkeepd.sandboxes.prune import Prune
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.sandboxes.stats import Stats
 from sandkeepd.sessions.sessions import Sessions
@@ -38,6 +39,7 @@ def dispatch(
     software: Software,
     access: Access,
     retention: Retention,
+    prune: Prune,
     services: SnapshotServices,
     sharing: Sharing,
     sessions: Sessions,
@@ -132,6 +134,7 @@ def dispatch(
         "stream.access": access.access,
         "store.compact": retention.compact,
         "store.redact": retention.redact,
+        "store.prune": prune.prune,
         "store.verify": upkeep.verify,
         "store.rebuild": upkeep.rebuild,
     }
@@ -162,6 +165,7 @@ def dispatch(
         *services.operations, *sessions.operations, *processes.commands, *files.commands, *sharing.commands,
         *images.commands, sandboxes.updates.command, choosing, services.restores,
         services.time_travel, services.branches.command, eventless_command("snapshot.gc", services.gc.answer_again),
+        eventless_command("store.prune", prune.answer_again),
         eventless_command("stream.access", access.answer_again), eventless_command("daemon.shutdown", _nothing),
     )  # fmt: skip
     return Dispatch(core, handlers, at_once, commands, sessions.bring_back, sessions.activity.attached)

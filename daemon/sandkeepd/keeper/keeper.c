@@ -1022,14 +1022,41 @@ static void pump_those(const struct polled *polled, long count) {
 			}
 }
 
+/* The number of links of a file; that of what `descriptor` is for an empty path. */
+static long links(long descriptor, const char *path) {
+	unsigned found[64]; /* struct statx; its fifth number is that of the links */
+	long error = call(STATX, descriptor, (long)path, *path ? 0 : EMPTY_PATH, LINKS, (long)found);
+	return error < 0 ? error : found[4];
+}
+
+/* A sandbox whose directory on the host was removed ends: no daemon finds it any more, and nobody else would end it. Its `in`
+ * is a mount, whose directory stays for as long as it is mounted, without a link; without mounts it is gone, and not moved.
+ * gVisor knows no links of that directory, but those of the FIFO of the requests, which nobody inside can remove. */
+static void end_if_removed(void) {
+	long left = serving >= 0 ? 1 : shares ? NOENT : links(HERE, in);
+	if (left == NOENT)
+		left = links(requests, "");
+	if (left)
+		return;
+	for (long i = 0; i < running; i++)
+		if (process(i)->group > 1)
+			call(KILL, -process(i)->group, SIGKILL, 0, 0, 0);
+	leave(0);
+}
+
 static void serve(void) {
 	char told[128];
+	long look[2] = {LOOK_S, 0}; /* the kernel writes down what is left of it */
 	for (;;) {
 		long wait = departed ? 0 : tell_of_late();
 		long time[2] = {wait / 1000, wait % 1000 * 1000000};
 		struct polled polled[2 + AT_ONCE] = {{requests, READABLE, 0}, {signals, READABLE, 0}};
 		long full = poll_feeds(polled + 2);
-		call(PPOLL, (long)polled, 2 + full, wait < 0 ? 0 : (long)time, 0, 8);
+		long came = call(PPOLL, (long)polled, 2 + full, (long)(wait < 0 ? look : time), 0, 8);
+		if (wait < 0 && !came) {
+			end_if_removed();
+			look[0] = LOOK_S, look[1] = 0;
+		}
 		pump_those(polled + 2, full);
 		if (polled[0].found)
 			take_requests();

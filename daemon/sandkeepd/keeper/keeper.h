@@ -19,6 +19,7 @@ enum { CANNOT = 126, NOT_FOUND = 127, CALLED_WRONGLY = 125, NOT_SAVED = 1, NOT_A
 enum { UNIX = 1, STREAM = 1, NO_SIGNAL = 0x4000, RIGHTS = 1, PEER = 17, EXCLUSIVE = 0200, SOCKET_BYTES = 108 };
 enum { LISTENER = 15, FILTER = 1, NEW_LISTENER = 8, ALLOW = 0x7fff0000, ASK = 0x7fc00000, NEWUSER = 0x10000000, HUNG_UP = 16, SENT = 2 };
 enum { RECEIVE_NOTICE = (int)0xc0502100, SEND_ANSWER = (int)0xc0182101, ADD_DESCRIPTOR = 0x40182103, INVALID = -22, PACE_NS = 1000000, LEAST = 19 };
+enum { LINKS = 4, LOOK_S = 20 }; /* of statx; seconds of waiting until it looks if its directory is still there */
 enum { FEEDS = 16, AT_ONCE = 32 }; /* the first descriptor that none of those is which a program begins with */
 
 #if defined(__x86_64__)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from sandkeep import events, failpoints, ids
 from sandkeep.errors import CallerError, StateError
+from sandkeep.events import Meta
 from sandkeep.model import Image, ImageList
 from sandkeep.protocol.methods import (
     ImageCreate,
@@ -227,13 +228,20 @@ class Images:
         image_id = rules.image(core.state, request.params.image_id).image_id
         if (untagged := await self._lose(image_id, name, request)) is not None:
             return untagged
-        event = rules.remove_image(core.state, image_id, ["one that is being made"] * self.holds.count(image_id))
-        image = core.state.images[image_id]
-        if event is not None:
-            new = NewEvent(image_id, event, expected_revision=image.revision)
-            with self.holds.leaving(image_id):  # until the intent is on record
-                await self._removal.begin(new, request.meta)
+        await self.remove_unused(image_id, request.meta)
         return await self._removal.answer(request, image_id)
+
+    def removal_intent(self, image_id: str) -> events.ImageRemoveRequested | None:
+        """Return the intent to remove an image; None if it is gone or going. Raises `in_use`, `not_ready`."""
+        return rules.remove_image(self._core.state, image_id, ["one that is being made"] * self.holds.count(image_id))
+
+    async def remove_unused(self, image_id: str, meta: Meta) -> None:
+        """Remove an image with all its names. Raises `in_use` if anything needs it."""
+        if (event := self.removal_intent(image_id)) is not None:
+            new = NewEvent(image_id, event, expected_revision=self._core.state.images[image_id].revision)
+            with self.holds.leaving(image_id):  # until the intent is on record
+                await self._removal.begin(new, meta)
+        await self._removal.settled(image_id)
 
     async def _lose(self, image_id: str, name: str, request: Request[ImageRemove]) -> Image | None:
         """Take a name from a ready image that has it and others; None if it has not. Raises `not_found` if another

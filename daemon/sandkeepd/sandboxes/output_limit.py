@@ -61,6 +61,14 @@ class OutputLimit:
         for owner in quotas.with_excess_journals():
             await self._drop_ended(owner)
 
+    async def measure(self, sandbox: SandboxState) -> None:
+        """Measure the output of a sandbox, for its owner's quota."""
+        await self._trim_one(sandbox, sys.maxsize)
+
+    async def drop(self, sandbox: SandboxState) -> None:
+        """Drop the output of all processes of a sandbox that have ended."""
+        await self._trim_one(sandbox, 0)
+
     async def _drop_ended(self, owner: str) -> None:
         """Drop the output of an owner's ended sandboxes, oldest first, until the rest is within the quota."""
         quotas = self._core.quotas
@@ -69,7 +77,7 @@ class OutputLimit:
             if not quotas.has_excess_journals(owner):
                 return
             if quotas.journals_of(sandbox.sandbox_id):
-                await self._trim_one(sandbox, 0)
+                await self.drop(sandbox)
 
     async def _trim_one(self, sandbox: SandboxState, most: int, *, sweeps: bool = False) -> None:
         name = sandbox.sandbox_id

@@ -16,7 +16,10 @@ from sandkeepd.core.core import Core
 from sandkeepd.sandboxes.output_times import UNKNOWN_US, Mark, OutputTimes
 from sandkeepd.sandboxes.runtimes import Runtimes
 
-_NOT_KEPT: Final = f"is not kept any more: {RETAIN_OUTPUT.name} says how much is, or the code in the sandbox removed it"
+_NOT_KEPT: Final = (
+    f"is not kept any more: {RETAIN_OUTPUT.name} says how much is, or `sandkeep prune` or the code in the sandbox "
+    "removed it"
+)
 
 
 class OutputReader:

@@ -41,7 +41,7 @@ def report(error: Exception, method: str, params: Params | None) -> SandkeepErro
 
     A package that is not installed is no defect.
     """
-    if isinstance(error, ModuleNotFoundError) and (incomplete := extras.incomplete(error)):
+    if isinstance(error, ModuleNotFoundError) and (incomplete := extras.incomplete_by(error)):
         return incomplete
     incident = os.urandom(4).hex()
     text = "".join(traceback.format_exception(error))

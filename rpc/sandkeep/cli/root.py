@@ -14,9 +14,10 @@ _COMMANDS: Final = "sandkeep.cli.commands."
 
 COMMANDS: Final = {
     "demo": ("sandkeep.demo.command:demo", "Show Sandkeep at work, in half a minute."),
-    "daemon": ("daemon:daemon", "Run the daemon in the foreground."),
+    "daemon": ("daemon_process:daemon", "Run the daemon, or stop it."),
     "status": ("daemon:status", "Show the daemon's status."),
     "capabilities": ("daemon:capabilities", "Show which features work on this machine, and why others do not."),
+    "prune": ("prune:prune", "Remove the output of ended sandboxes, and unused images."),
     "quota": ("daemon:quota", "Show your quotas and their usage."),
     "image": ("sandkeep.cli.root:image", "Create, name, list, show and remove images."),
     "create": ("sandboxes:create", "Create and start a sandbox from an image."),
@@ -68,7 +69,7 @@ SUBJECTS: Final = {
     "Files": ("cp", "snapshot", "checkpoint", "artifact", "volume"),
     "Shared sandboxes": ("attach-shared", "detach", "lock"),
     "Events": ("events", "history"),
-    "Daemon": ("daemon", "status", "capabilities", "quota", "key", "store", "rpc"),
+    "Daemon": ("daemon", "status", "capabilities", "quota", "prune", "key", "store", "rpc"),
 }
 """Groups of commands in the help; commands in no group come last."""
 
@@ -240,10 +241,11 @@ HABITS: Final = {
         "up": "daemon",
         "whoami": "status",
         "doctor": "capabilities",
+        "system": "prune",
         "df": "quota",
         "du": "quota",
     },
-    "image": {"build": "create PATH", "pull": "create REF"},
+    "image": {"build": "create PATH", "pull": "create REF", "prune": "rm IMAGE"},
     "snapshot": {ANY: "create SANDBOX"},
     "checkpoint": {ANY: "create SANDBOX"},
     "sandbox": {"stop": "suspend SANDBOX` to freeze it, or `sandkeep rm SANDBOX", "start": "resume SANDBOX"},
@@ -253,7 +255,6 @@ HABITS: Final = {
 WITHOUT_COMMAND: Final = {
     **dict.fromkeys(("login", "logout", "search", "push"), "Registries are Docker's: use `docker`."),
     **dict.fromkeys(("port", "ports", "port-forward", "expose"), NO_PORTS),
-    **dict.fromkeys(("prune", "system"), "Ended sandboxes go by themselves; `sandkeep quota` shows what frees space."),
     "network": "Use `sandkeep create --network`.",
     "rename": "A sandbox keeps the name that `sandkeep create --name` or `fork --name` gave it.",
 }  # fmt: skip

@@ -803,6 +803,17 @@ class SnapshotGc(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True
     dry_run: bool = False
 
 
+class StorePrune(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Removes the output of ended sandboxes, and images without a name that nothing needs; with `all` also those that
+    have names. With `older_than_s` only output of sandboxes that ended longer ago, and images made longer ago.
+    `dry_run` only reports them. An administrator prunes everybody's, others their own.
+    """
+
+    all: bool = False
+    older_than_s: Seconds | None = None
+    dry_run: bool = False
+
+
 class CheckpointCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The sandbox to checkpoint with its processes. It is suspended by that, unless `leave_running` is true. With
     `archive` ``bucket`` the checkpoint has to be stored where other machines can read it.
@@ -1791,6 +1802,13 @@ METHODS: Final[dict[str, Method]] = {
             model.CompactReport,
             StoreCompact,
             **_ADMIN,
+        ),
+        _M(
+            "store.prune",
+            "Remove the output of ended sandboxes, and images that nothing needs.",
+            model.PruneReport,
+            StorePrune,
+            deadline_s=3600.0,
         ),
         _M(
             "store.redact",

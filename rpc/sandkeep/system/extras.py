@@ -40,15 +40,19 @@ def not_installed(extra: str, purpose: str) -> SetupError:
     return SetupError("not_supported", message, extra=extra)
 
 
-def incomplete(error: ModuleNotFoundError) -> SetupError | None:
-    """Return the error `not_supported` for a package that each installation has and this one lacks; None for a module
-    that is none of those.
+def incomplete_by(error: ModuleNotFoundError) -> SetupError | None:
+    """Return the error `not_supported` for an import that failed; None if it was not of a package that each
+    installation has.
     """
     module = (error.name or "").partition(".")[0]
+    is_ours = any(_package(each) == _normal(module) for each in _requirements(None))
+    return incomplete(module) if is_ours else None
+
+
+def incomplete(module: str) -> SetupError:
+    """Return the error `not_supported` for a package that each installation has and this one lacks."""
     packages = [each for each in _requirements(None) if _package(each) == _normal(module)]
-    if not packages:
-        return None
-    command = _install(packages)
+    command = _install(packages or [module])
     message = f"this installation of Sandkeep is not complete, the package {module} is missing: run `{command}`"
     return SetupError("not_supported", message, package=module)
 

@@ -15,7 +15,7 @@ class LogState(Struct, kw_only=True, array_like=True):
     Objects that had ended before `archived_before_us` may be in the archive; 0 when nothing is. `leaving` are the
     sandboxes of a running compaction; `compacting` says that one is running. `redacting` are the positions of events
     whose redaction is running, and `removing` those of the events that announce the removal of archives without an
-    owner.
+    owner. `pruning` are the sandboxes whose output is being removed, by the positions of the events that announce it.
     """
 
     archived_before_us: int = 0
@@ -23,6 +23,7 @@ class LogState(Struct, kw_only=True, array_like=True):
     leaving: list[str] = field(default_factory=list)
     redacting: list[int] = field(default_factory=list)
     removing: list[int] = field(default_factory=list)
+    pruning: dict[int, list[str]] = field(default_factory=dict)
 
     @property
     def hint(self) -> str:

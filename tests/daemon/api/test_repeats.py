@@ -225,7 +225,7 @@ ELSEWHERE = {
     ),
     **dict.fromkeys(
         ("sandbox.fork", "sandbox.restore", "sandbox.restore_at", "snapshot.create", "snapshot.delete", "snapshot.gc",
-         "snapshot.promote", "snapshot.restore"),
+         "snapshot.promote", "snapshot.restore", "store.prune"),
         "tests/daemon/api/test_repeats_of_snapshots.py",
     ),
     **dict.fromkeys(

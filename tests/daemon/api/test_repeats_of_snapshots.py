@@ -19,12 +19,20 @@ class World:
             self.box, self.over = (client.sandbox.create(image).sandbox_id for _ in range(2))
             self.kept, self.doomed = (client.snapshot.create(self.box).snapshot_id for _ in range(2))
             self.position = client.daemon.status().position
+            self.end_one(client)
         self.orphan()
 
     def orphan(self) -> None:
         """Put an archive that nobody owns among the others."""
         with open(f"{self.daemon.state_dir}/archives/{self.box}/{new_id(SNAPSHOT)}.tar.gz", "wb"):
             pass
+
+    def end_one(self, client: Any) -> None:
+        """Make a sandbox that has ended, and has output."""
+        box = client.sandbox.create(client.sandbox.get(self.box).image_id).sandbox_id
+        client.sandbox.exec(box, "echo output")
+        client.process.wait(box, client.process.launch(box, "echo output").process_id)
+        client.sandbox.terminate(box)
 
     def events(self, kind: str) -> int:
         with self.daemon.connect() as client:
@@ -52,6 +60,13 @@ CASES = {
         lambda w, client: w.orphan(),
         like=lambda answer: None,  # it tells what would go by now
     ),
+    "store.prune": Case(
+        lambda w: {},
+        {"dry_run": True},
+        lambda w: w.events("output.remove_requested") == 1,
+        lambda w, client: w.end_one(client),
+        like=lambda answer: None,  # it tells what would go by now
+    ),
     "snapshot.promote": Case(
         lambda w: {"snapshot_id": w.kept, "labels": {"case": "1"}},
         {"labels": {}},
@@ -60,13 +75,13 @@ CASES = {
     "snapshot.restore": Case(
         lambda w: {"snapshot_id": w.kept, "labels": {"case": "1"}},
         {"labels": {}},
-        lambda w: w.events("sandbox.create_requested") == 5,
+        lambda w: w.events("sandbox.create_requested") == 7,
         like=lambda answer: answer["sandbox_id"],
     ),
     "sandbox.restore_at": Case(
         lambda w: {"sandbox_id": w.box, "position": w.position},
         {"labels": {"case": "1"}},
-        lambda w: w.events("sandbox.create_requested") == 5,
+        lambda w: w.events("sandbox.create_requested") == 7,
         like=lambda answer: [answer["sandbox"]["sandbox_id"], answer["moment"], answer["events_between"]],
     ),
     "sandbox.fork": Case(

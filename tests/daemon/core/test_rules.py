@@ -87,6 +87,8 @@ WITHOUT_EVENT = {
     "process.resize": "a size says nothing about the past",
     "stream.access": "tokens are not events",
     "daemon.shutdown": "daemon.stopped tells it",
+    "store.prune": "each removal that comes of it has an intent of its own: image.remove_requested, "
+    "output.remove_requested",
     "snapshot.gc": "each deletion that comes of it has an intent of its own: snapshot.delete_requested for what "
     "retention lets go, archive.remove_requested for what no snapshot owns",
 }

@@ -1,11 +1,12 @@
 """Images as directories of this machine: each is copied once, and sandboxes begin with it. See `Images`."""
 
+import logging
 import os
 from collections.abc import Iterable
 
 import trio
 
-from sandkeep.errors import CallerError
+from sandkeep.errors import CallerError, SandkeepError
 from sandkeep.ids import is_name
 from sandkeep_store.threads import Threads
 from sandkeepd.contract.caller import Caller, Progress
@@ -18,13 +19,19 @@ from sandkeepd.providers.common.errors import converted_errors
 from sandkeepd.providers.common.layout import IMAGE_MARK, Layout, log_of, unmount_below, write_mark
 from sandkeepd.providers.common.packing import never_packed
 
+logger = logging.getLogger("sandkeepd")
+
 
 class DirectoryImages(Images):
-    """The images of one state directory, which carry `log_id`. `owner` is the uid of their files, None: the daemon's
-    own user's.
+    """The images of one state directory, which carry `log_id`. Tasks of `nursery` delete removed ones. `owner` is the
+    uid of their files, None: the daemon's own user's.
     """
 
-    def __init__(self, layout: Layout, log_id: str, in_thread: Threads, owner: int | None) -> None:
+    def __init__(
+        self, layout: Layout, log_id: str, in_thread: Threads, owner: int | None, nursery: trio.Nursery
+    ) -> None:
+        self._nursery = nursery
+        self._deleting = Threads(1, abandon_on_cancel=True)
         self._layout = layout
         self._log_id = log_id
         self._in_thread = in_thread
@@ -53,7 +60,16 @@ class DirectoryImages(Images):
             write_mark(f"{directory}/{IMAGE_MARK}", self._log_id)
 
     async def remove(self, image_id: str) -> None:
-        await in_removal_thread(self._layout.discard, [self._layout.image(image_id)])
+        """See `Images.remove`. The files are out of the way when this returns, and deleted in the background."""
+        moved = await in_removal_thread(self._layout.put_in_trash, [self._layout.image(image_id)])
+        self._nursery.start_soon(self._delete, moved)
+
+    async def _delete(self, moved: list[str]) -> None:
+        """Delete files in the trash. Error handling: what stays there is deleted at the next start."""
+        try:
+            await self._deleting(self._layout.delete, moved)
+        except SandkeepError as error:
+            logger.warning("a removed image stays in the trash", extra={"why": error.message})
 
     async def open(self, image_id: str) -> int:
         """Open the directory of an image's files, for reading. Raises `not_found`."""

@@ -75,7 +75,7 @@ class DirectoryProvider(KeeperProvider[DirectoryInstanceT]):
         self._uid_base = uid_base
         self._disk_limit = disk_limit
         self.store = Layers(self.layout, log_id, uid_base if self.root else None)
-        self.images = DirectoryImages(self.layout, log_id, self.in_thread, self.store.uid)
+        self.images = DirectoryImages(self.layout, log_id, self.in_thread, self.store.uid, nursery)
 
     @functools.cached_property
     def hierarchies(self) -> Hierarchies:

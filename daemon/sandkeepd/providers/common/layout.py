@@ -173,7 +173,16 @@ class Layout:
 
     def discard(self, paths: Iterable[str]) -> None:
         """Remove trees with any content: move them to the trash at once, then delete them. Blocks. Safe to repeat."""
-        moved = [name for path in paths if (name := self._move_to_trash(path))]
+        self.delete(self.put_in_trash(paths))
+
+    def put_in_trash(self, paths: Iterable[str]) -> list[str]:
+        """Move trees to the trash, and return their paths there, for `delete`. What is there at the next start is
+        removed. Blocks. Safe to repeat.
+        """
+        return [name for path in paths if (name := self._move_to_trash(path))]
+
+    def delete(self, moved: Sequence[str]) -> None:
+        """Delete what was moved to the trash. Blocks."""
         for trash in {os.path.dirname(name) for name in moved}:
             self._remove(trash, [os.path.basename(name) for name in moved if os.path.dirname(name) == trash])
 

@@ -229,8 +229,8 @@ class Engine:
         try:
             import requests
             from docker.errors import APIError, DockerException
-        except ModuleNotFoundError as error:
-            raise extras.incomplete(error) or error from None
+        except ModuleNotFoundError:  # of docker, or of what that needs
+            raise extras.incomplete("docker") from None
 
         try:
             client = self._awake()

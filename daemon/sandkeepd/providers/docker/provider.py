@@ -312,7 +312,8 @@ class DockerProvider(KeeperProvider[DockerInstance]):
             with trio.fail_after(ASKED_S):
                 found = await self.docker.call(probe.look)
         except Exception as error:  # noqa: BLE001 - a report of missing capabilities must not fail
-            why = error.message if isinstance(error, SandkeepError) else "the Docker engine is too slow"
+            why = error.message if isinstance(error, SandkeepError) else f"the Docker engine cannot be asked: {error}"
+            why = "the Docker engine is too slow" if isinstance(error, trio.TooSlowError) else why
             return ProviderCapabilities(provider=self.name, works=False, why=why)
         own_disks = await self.own_disks.capability()
         return self._with_watches(probe.report(self.name, found, own_disks, root=os.geteuid() == 0))

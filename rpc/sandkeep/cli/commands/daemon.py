@@ -1,12 +1,13 @@
-"""The daemon itself: run it, show its status, call any of its methods."""
+"""The daemon's reports about itself, and calls of any of its methods."""
 
-import os
 import re
 import sys
-from typing import Any, Final, NoReturn
+import time
+from typing import Any, Final
 
 import click
 
+from sandkeep.blocking import Client
 from sandkeep.cli.display.layout import Column
 from sandkeep.cli.display.output import (
     age,
@@ -21,45 +22,29 @@ from sandkeep.cli.display.output import (
     terminal_width,
     wrap,
 )
-from sandkeep.cli.options import Frontend, command, common
+from sandkeep.cli.options import Duration, Frontend, command, common
 from sandkeep.cli.words import METHOD
+from sandkeep.errors import StateError
 
-_MODULES: Final = {"sandkeepd": "sandkeepd.main", "sandkeep-store": "sandkeep_store.main"}
-
-
-def execute(script: str, arguments: list[str]) -> NoReturn:
-    """Become another console script of this installation."""
-    sys.stdout.flush()
-    argv = program(script)
-    os.execv(argv[0], [*argv, *arguments])  # noqa: S606  # no shell is wanted
+WAIT_S: Final = 60.0
+WAIT_MOST_S: Final = 86_400.0
+POLL_S: Final = 0.05
 
 
-def program(script: str) -> list[str]:
-    """Return the command line of another console script of this installation."""
-    path = os.path.join(os.path.dirname(sys.executable), script)
-    return [path] if os.access(path, os.X_OK) else [sys.executable, "-m", _MODULES[script]]
-
-
-@command(
-    context_settings={"ignore_unknown_options": True, "help_option_names": []},
-    examples=["sandkeep daemon", "sandkeep daemon --state-dir ~/boxes --socket /tmp/sandkeep.sock"],
+@command(examples=["sandkeep status", "sandkeep status --wait", "sandkeep status --json | jq .healthy"])
+@click.option(
+    "--wait",
+    "wait_s",
+    type=Duration(0, WAIT_MOST_S),
+    is_flag=False,
+    flag_value=WAIT_S,
+    metavar="[TIME]",
+    help="Wait for a daemon that does not answer yet, for TIME (default: 60s).",
 )
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@click.pass_context
-def daemon(ctx: click.Context, arguments: tuple[str, ...]) -> NoReturn:
-    """Run the daemon in the foreground, as sandkeepd does, with its options.
-
-    `sandkeep daemon --help` lists them. Each stands for a setting, an environment variable.
-    """
-    socket = ctx.find_root().params.get("socket")
-    execute("sandkeepd", [*(["--socket", socket] if socket else []), *arguments])
-
-
-@command(examples=["sandkeep status", "sandkeep status --json | jq .healthy"])
 @common()
-def status(front: Frontend) -> int:
-    """Show the daemon's status. Exits with 1 when it is not healthy."""
-    with front.client() as client:
+def status(front: Frontend, wait_s: float | None) -> int:
+    """Show the daemon's status. Exits with 1 when it is not healthy, or does not answer."""
+    with _client(front, wait_s or 0.0) as client:
         state = client.daemon.status()
     if front.as_json:
         json_line(state)
@@ -83,6 +68,18 @@ def status(front: Frontend) -> int:
         ]
     )
     return 0 if state.healthy else 1
+
+
+def _client(front: Frontend, wait_s: float) -> Client:
+    """Return a connection, once a daemon listens. Raises `not_ready` if none does in time."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            return front.client()
+        except StateError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(POLL_S)
 
 
 def _leftovers(foreign: list[str]) -> str:

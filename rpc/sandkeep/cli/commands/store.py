@@ -2,7 +2,7 @@
 
 import click
 
-from sandkeep.cli.commands.daemon import execute
+from sandkeep.cli.commands.daemon_process import execute
 from sandkeep.cli.display.output import echo, json_line, note, plain
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import Frontend, command, common, non_empty
