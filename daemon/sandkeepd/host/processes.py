@@ -356,29 +356,17 @@ def owned_by(uid: int) -> Callable[[int], bool]:
     return matches
 
 
-def _real_uid(pid: int) -> int:
-    with open(f"/proc/{pid}/status", "rb") as file:
-        return int(file.read(4096).partition(b"\nUid:")[2].split(maxsplit=1)[0])
-
-
 def find_by_environment(variables: Mapping[str, str], uids: Collection[int]) -> list[int]:
     """Return processes of `uids`, whose users alone can set variables, started with these ones; not this one."""
-    return [
-        pid
-        for pid, found in find_by_variables(list(variables), uids.__contains__)
-        if found == variables and pid != os.getpid()
-    ]
+    return [pid for pid, found in find_by_variables(list(variables), uids) if found == variables and pid != os.getpid()]
 
 
-def find_by_variables(names: Sequence[str], is_user: Callable[[int], bool] | None) -> list[tuple[int, dict[str, str]]]:
-    """Return the processes of these users (None: all) started with all these variables, and the variables' values.
-
-    The real uid counts: a set-uid program has the variables of whoever started it.
-    """
+def find_by_variables(names: Sequence[str], uids: Collection[int] | None) -> list[tuple[int, dict[str, str]]]:
+    """Return the processes of `uids` (None: all) started with all these variables, and the variables' values."""
     found: list[tuple[int, dict[str, str]]] = []
 
     def matches(pid: int) -> bool:
-        if is_user is not None and not is_user(_real_uid(pid)):
+        if uids is not None and os.stat(f"/proc/{pid}").st_uid not in uids:
             return False
         with open(f"/proc/{pid}/environ", "rb") as file:
             pairs = [text.partition(b"=") for text in file.read(1 << 20).split(b"\0")]

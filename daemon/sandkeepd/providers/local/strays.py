@@ -2,16 +2,14 @@
 
 An object is taken for ours only by proof. A directory holds a file with its log's id; a control group has that id in
 its name; a sandbox's first process, and each that runs unisolated with its tmux, was started with it among its
-variables by a user that runs nothing else, as anybody can set variables. The namespaces of a sandbox live as long as
-its first process. A mount is its directory's. Directories without a log's id were hardly begun, and are ours, since
-they are in our state directory.
+variables, and the namespaces of a sandbox live as long as its first process. A mount is its directory's. Directories
+without a log's id were hardly begun, and are ours, since they are in our state directory.
 """
 
 import os
 from typing import Final
 
 from sandkeep.ids import is_log_id, is_name
-from sandkeep.settings.daemon import UID_RANGE
 from sandkeepd.host import mounts
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups import groups as cgroups
@@ -27,17 +25,16 @@ MOST_REPORTED: Final = 50
 class Strays:
     """One look at everything. `sandboxes` are those of our log, owned or not; `foreign` are the objects of others.
 
-    The processes of the daemon's user count, and for root those of the uids that it assigns, from `uid_base` on.
-    Blocks, all of it.
+    With `all_users`, processes of all users count. Blocks, all of it.
     """
 
-    def __init__(self, layout: Layout, hierarchies: Hierarchies, log_id: str, *, uid_base: int) -> None:
+    def __init__(self, layout: Layout, hierarchies: Hierarchies, log_id: str, *, all_users: bool) -> None:
         self.sandboxes: set[str] = set()
         self.foreign: list[str] = []
         self._layout = layout
         self._hierarchies = hierarchies
         self._log_id = log_id
-        self._assigned = range(uid_base, uid_base + UID_RANGE) if os.geteuid() == 0 else range(0)
+        self._uids = None if all_users else {os.geteuid()}
 
     def scan(self) -> None:
         """Find all that there is."""
@@ -72,7 +69,7 @@ class Strays:
     def _processes(self) -> list[tuple[int, str, str]]:
         """Return the first processes of sandboxes, and those that run unisolated: pid, sandbox and log."""
         found = []
-        for pid, values in find_by_variables([MARK, LOG_MARK], self._is_ours):
+        for pid, values in find_by_variables([MARK, LOG_MARK], self._uids):
             try:
                 inside = is_in_child_namespace(pid)  # code inside can set any variables
             except OSError:
@@ -80,9 +77,6 @@ class Strays:
             if not inside and is_name(values[MARK]) and is_log_id(values[LOG_MARK]):
                 found.append((pid, values[MARK], values[LOG_MARK]))
         return found
-
-    def _is_ours(self, uid: int) -> bool:
-        return uid == os.geteuid() or uid in self._assigned
 
     def _scan_groups(self) -> None:
         for directory in self._hierarchies.found():
