@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.patience import patient
 
 from sandkeep.settings.daemon import SOCKET, STATE_DIR
 from sandkeep.version import VERSION
@@ -45,7 +46,7 @@ MISSING = {
 
 def build(kind: str, project: Path, into: Path) -> Path:
     argv = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(into)]
-    subprocess.run(argv, cwd=project, check=True, capture_output=True, timeout=120)
+    subprocess.run(argv, cwd=project, check=True, capture_output=True, timeout=patient(120))
     [path] = into.glob("*.whl" if kind == "wheel" else "*.tar.gz")
     return path
 
@@ -63,7 +64,7 @@ class Installation:
             "HOME": str(directory), "DOCKER_HOST": f"unix://{directory}/no-docker",
         }  # fmt: skip
         argv = [sys.executable, "-m", "pip", "--python", self.python, "install", "--quiet", "--no-deps", "--no-index"]
-        subprocess.run([*argv, str(wheel)], check=True, timeout=120, env=self.environment)
+        subprocess.run([*argv, str(wheel)], check=True, timeout=patient(120), env=self.environment)
         [self.packages] = (directory / "venv" / "lib").glob("python*/site-packages")
         (self.packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
 
@@ -71,7 +72,13 @@ class Installation:
         """Run a program of the installation, and return its output. Raises CalledProcessError."""
         argv = [str(Path(self.python).parent / program), *words]
         done = subprocess.run(
-            argv, env=self.environment, cwd=self.directory, text=True, timeout=120, capture_output=True, **options
+            argv,
+            env=self.environment,
+            cwd=self.directory,
+            text=True,
+            timeout=patient(120),
+            capture_output=True,
+            **options,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -139,7 +146,7 @@ def test_an_incomplete_installation_says_so(installation: Installation) -> None:
     installation.block("eventsourcing")
     done = subprocess.run(
         [str(Path(installation.python).parent / "sandkeep"), "daemon"], env=installation.environment, text=True,
-        capture_output=True, timeout=120, check=False,
+        capture_output=True, timeout=patient(120), check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert "the package eventsourcing is missing: run `" in done.stderr

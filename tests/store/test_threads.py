@@ -5,6 +5,7 @@ import threading
 import pytest
 import trio
 import trio.testing
+from tests.support.patience import patient
 
 from sandkeep_store.threads import Threads, check_cancelled, working_for
 
@@ -97,7 +98,7 @@ async def test_an_owner_waits_for_own_work_alone() -> None:
                     nursery.start_soon(in_thread, go_on.wait)
             await trio.testing.wait_all_tasks_blocked()
             for owner in ("uid:2", ""):
-                with working_for(owner), trio.fail_after(60):
+                with working_for(owner), trio.fail_after(patient(60)):
                     assert await in_thread(divmod, 7, 2) == (3, 1)
             with working_for("uid:1"):
                 assert in_thread.share.statistics().tasks_waiting == 99

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.conftest import RunningDaemon
 from tests.support.expect import until
+from tests.support.patience import patient
 from tests.support.users import let_in
 
 from sandkeep.demo import traces
@@ -50,7 +51,9 @@ def end_by_themselves(daemon: RunningDaemon) -> None:
     elsewhere = f"{daemon.root}/elsewhere"
     os.rename(daemon.state_dir, elsewhere)
     shutil.rmtree(elsewhere)
-    until(lambda: not before & set(map(int, filter(str.isdigit, os.listdir("/proc")))), 120, seen=lambda: before)
+    until(
+        lambda: not before & set(map(int, filter(str.isdigit, os.listdir("/proc")))), patient(120), seen=lambda: before
+    )
 
 
 @pytest.mark.needs("bwrap")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.conftest import RunningDaemon
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 from tests.support.users import as_client, let_in
 
 from sandkeep.demo import traces
@@ -101,7 +102,7 @@ def test_an_interrupted_prune_is_finished_by_the_next_daemon(
         with pytest.raises(Exception, match="daemon"):
             client.store.prune()
     assert daemon.process is not None
-    daemon.process.wait(60)
+    daemon.process.wait(patient(60))
     assert journals(daemon, box) == OUTPUT_BYTES
     daemon.start()
     until(lambda: journals(daemon, box) == 0)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.conftest import RunningDaemon
 from tests.support.expect import until
+from tests.support.patience import patient
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_a_daemon_that_starts_is_waited_for(daemon: RunningDaemon) -> None:
 
     waiting = subprocess.Popen([*daemon.command, "status", "--wait"], env=daemon.env, stdout=subprocess.PIPE)
     daemon.start()
-    said, _ = waiting.communicate(timeout=120)
+    said, _ = waiting.communicate(timeout=patient(120))
     assert waiting.returncode == 0
     assert b"healthy    yes" in said
     assert daemon.cli("status", "--wait", "--json").returncode == 0
