@@ -237,6 +237,21 @@ async def test_what_a_sandbox_says_of_itself_is_not_believed(world: World) -> No
     assert await victim.is_alive()
 
 
+@pytest.mark.skipif(not ROOT, reason="a user's daemon looks at its user's processes alone")
+@pytest.mark.parametrize("ids", [("--reuid", "4242"), ("--ruid", "4242")], ids=["a program", "a set-uid program"])
+async def test_what_another_user_says_of_a_process_is_not_believed(local: LocalProvider, ids: tuple[str, ...]) -> None:
+    """Any user can start programs, also as root, with our variables: root's daemon would kill them, or never be done
+    with those that start faster than it kills.
+    """
+    command = ["setpriv", *ids, "sleep", "1000"]
+    liar = subprocess.Popen(command, env=variables(local.log_id, "made-up"), start_new_session=True)
+    PLANTED.append(liar)
+    until(lambda: b"sleep" in Path(f"/proc/{liar.pid}/cmdline").read_bytes().split(b"\0")[:1])
+    swept = await local.clean_up(Owning([], []))
+    assert not any("made-up" in what for what in (*swept.removed, *swept.foreign))
+    assert liar.poll() is None
+
+
 async def test_a_new_sandbox_waits_for_what_is_left_of_its_id(local: LocalProvider, tmp_path: Path) -> None:
     """Callers give ids, also ones of which something is being removed at that moment."""
     (tmp_path / "source").mkdir()

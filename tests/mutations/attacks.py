@@ -369,6 +369,14 @@ ATTACKS: Final = (
     ),
     Attack(
         "host's processes",
+        "variables of a sandbox, in another program",
+        {
+            CODE: "tests/conformance/test_strays.py::test_what_a_sandbox_says_of_itself_is_not_believed",
+            USER: "tests/conformance/test_strays.py::test_what_another_user_says_of_a_process_is_not_believed",
+        },
+    ),
+    Attack(
+        "host's processes",
         "programs whose starts are cut off",
         {CODE: "tests/daemon/host/test_killed_bwrap.py::test_an_extracting_program"},
     ),

@@ -356,6 +356,12 @@ def owned_by(uid: int) -> Callable[[int], bool]:
     return matches
 
 
+def real_uid(pid: int) -> int:
+    """Return the uid of whoever started a process: a set-uid program has other ones besides. Raises OSError."""
+    with open(f"/proc/{pid}/status", "rb") as file:
+        return int(file.read(4096).partition(b"\nUid:")[2].split(maxsplit=1)[0])
+
+
 def find_by_environment(variables: Mapping[str, str], uids: Collection[int]) -> list[int]:
     """Return processes of `uids`, whose users alone can set variables, started with these ones; not this one."""
     return [pid for pid, found in find_by_variables(list(variables), uids) if found == variables and pid != os.getpid()]

@@ -300,7 +300,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         return await self.in_thread(self.layout.found)
 
     async def clean_up(self, ledger: Ledger) -> Swept:
-        strays = Strays(self.layout, self.hierarchies, self.log_id, all_users=self.root)
+        strays = Strays(self.layout, self.hierarchies, self.log_id, uid_base=self._uid_base if self.root else None)
         await self.abilities()  # their probe uses the trash
         await self.in_thread(unmount_below, self.layout.trash)
         await self.in_thread(self.layout.empty_trash)

@@ -2,19 +2,21 @@
 
 An object is taken for ours only by proof. A directory holds a file with its log's id; a control group has that id in
 its name; a sandbox's first process, and each that runs unisolated with its tmux, was started with it among its
-variables, and the namespaces of a sandbox live as long as its first process. A mount is its directory's. Directories
-without a log's id were hardly begun, and are ours, since they are in our state directory.
+variables, and by a user whom the daemon has for that sandbox: anybody can set variables. The namespaces of a sandbox
+live as long as its first process. A mount is its directory's. Directories without a log's id were hardly begun, and are
+ours, since they are in our state directory.
 """
 
 import os
 from typing import Final
 
 from sandkeep.ids import is_log_id, is_name
+from sandkeep.settings.daemon import UID_RANGE
 from sandkeepd.host import mounts
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.cgroups.groups import Hierarchies, log_and_sandbox
-from sandkeepd.host.processes import find_by_variables, is_in_child_namespace, kill_all
+from sandkeepd.host.processes import find_by_variables, is_in_child_namespace, kill_all, real_uid
 from sandkeepd.providers.common.inside import LOG_MARK, MARK
 from sandkeepd.providers.common.layout import Layout
 
@@ -25,16 +27,17 @@ MOST_REPORTED: Final = 50
 class Strays:
     """One look at everything. `sandboxes` are those of our log, owned or not; `foreign` are the objects of others.
 
-    With `all_users`, processes of all users count. Blocks, all of it.
+    With `uid_base`, the first uid that root's daemon assigns, processes of all users are looked at. Blocks, all of it.
     """
 
-    def __init__(self, layout: Layout, hierarchies: Hierarchies, log_id: str, *, all_users: bool) -> None:
+    def __init__(self, layout: Layout, hierarchies: Hierarchies, log_id: str, *, uid_base: int | None) -> None:
         self.sandboxes: set[str] = set()
         self.foreign: list[str] = []
         self._layout = layout
         self._hierarchies = hierarchies
         self._log_id = log_id
-        self._uids = None if all_users else {os.geteuid()}
+        self._uids = {os.geteuid()} if uid_base is None else None
+        self._assigned = range(0) if uid_base is None else range(uid_base, uid_base + UID_RANGE)
 
     def scan(self) -> None:
         """Find all that there is."""
@@ -58,10 +61,10 @@ class Strays:
     def _scan_processes(self) -> None:
         others: dict[tuple[str, str], list[int]] = {}
         for pid, sandbox_id, log_id in self._processes():
-            if log_id == self._log_id:
-                self.sandboxes.add(sandbox_id)
-            else:
+            if log_id != self._log_id:
                 others.setdefault((sandbox_id, log_id), []).append(pid)
+            elif self._is_ours(pid, sandbox_id):
+                self.sandboxes.add(sandbox_id)
         for (sandbox_id, log_id), pids in others.items():
             numbers = ", ".join(map(str, pids[:5])) + (", …" if len(pids) > 5 else "")
             self.foreign.append(f"sandbox {sandbox_id} of log {log_id}: pid {numbers}")
@@ -77,6 +80,18 @@ class Strays:
             if not inside and is_name(values[MARK]) and is_log_id(values[LOG_MARK]):
                 found.append((pid, values[MARK], values[LOG_MARK]))
         return found
+
+    def _is_ours(self, pid: int, sandbox_id: str) -> bool:
+        """Tell if a process that names our log has a user for that: the daemon's own, one that it assigns, or the one
+        to whom it gave the sandbox's files, which without isolation is the caller.
+        """
+        try:
+            uid = real_uid(pid)
+            if uid == os.geteuid() or uid in self._assigned:
+                return True
+            return uid == os.lstat(f"{self._layout.sandbox(sandbox_id)}/upper").st_uid
+        except OSError:
+            return False
 
     def _scan_groups(self) -> None:
         for directory in self._hierarchies.found():
@@ -105,7 +120,11 @@ class Strays:
     def kill(self, sandbox_id: str) -> None:
         """Kill the processes of a sandbox of ours, of any user."""
         kill_all(
-            lambda: [pid for pid, name, log_id in self._processes() if (name, log_id) == (sandbox_id, self._log_id)]
+            lambda: [
+                pid
+                for pid, name, log_id in self._processes()
+                if (name, log_id) == (sandbox_id, self._log_id) and self._is_ours(pid, name)
+            ]
         )
 
     def remove_groups(self, sandbox_id: str) -> None:
