@@ -105,7 +105,8 @@ def image_name(text: str) -> str:
 def check_new_name(text: str, field: str) -> str:
     """Return the name that a caller gives to an object; raise `invalid`, naming `field`, if it may not have that.
 
-    One rule for sandboxes, branches, sessions, processes, snapshots, checkpoints, volumes, locks and API keys.
+    One rule for sandboxes, branches, sessions, processes, snapshots, checkpoints, volumes and API keys. Locks may also
+    have the id of the object that they are for.
     """
     return refuse_id(check_name(text, field), field)
 

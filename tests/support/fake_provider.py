@@ -141,7 +141,7 @@ class FakeProvider(PlainProvider):
     def __init__(self, state_dir: str, log_id: str, watcher: Watcher, nursery: trio.Nursery) -> None:
         super().__init__(state_dir, log_id, watcher, nursery)
         self.engine = self.faults = Faults()
-        self.images = FakeImages(self.layout, log_id, self.in_thread, owner=None)
+        self.images = FakeImages(self.layout, log_id, self.in_thread, owner=None, nursery=nursery)
         self.images.faults = self.faults
         self.revival = FakeRevival(self)
 

@@ -28,7 +28,9 @@ from sandkeepd.http.keys import Keys
 from sandkeepd.locks.leases import Leases
 from sandkeepd.locks.publish import Publisher
 from sandkeepd.sandboxes.images import Images
+from sandkeepd.sandboxes.output_limit import OutputLimit
 from sandkeepd.sandboxes.processes import Processes
+from sandkeepd.sandboxes.prune import Prune
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.sessions.activity import awake_us, steady_us
 from sandkeepd.sessions.sessions import Sessions
@@ -151,7 +153,10 @@ async def inside(
                 core, leases, publishing, images, sandboxes, kept.snapshots, kept.restores, kept.checkpoints,
                 kept.layers, state_dir,
             )  # fmt: skip
-            dispatch = handlers.dispatch(core, *parts, software, access, retention, kept, sharing, sessions, keys)
+            prune = Prune(core, images, OutputLimit(core))
+            dispatch = handlers.dispatch(
+                core, *parts, software, access, retention, prune, kept, sharing, sessions, keys
+            )
             made = Inside(core, provider, parts, kept, dispatch, sessions)
             made.clock = clock
             made.retention, made.leases = retention, leases

@@ -145,7 +145,7 @@ class LockService:
     async def acquire(self, request: Request[LockAcquire]) -> Lock:
         """Take a lock, and keep it until it is released."""
         command = request.params
-        ids.check_new_name(command.name, "name")
+        _check_name(command.name)
         event = events.LockAcquireRequested(
             owner=request.owner,
             name=command.name,
@@ -277,6 +277,13 @@ def _standing(lock: LockState) -> tuple[bool, bool, bool, int]:
     """Of several acquisitions of one name the largest is meant: one that is held, or waited for, or else was held."""
     is_held = lock.status in ("held", "releasing")
     return is_held, lock.status == "acquiring", lock.acquired_us is not None, lock.requested_us
+
+
+def _check_name(name: str) -> None:
+    """Refuse the id of a lock; the id of another object is the name of its lock, as that of a sandbox."""
+    ids.check_name(name, "name")
+    if name.startswith(f"{ids.LOCK}_"):
+        ids.refuse_id(name, "name")
 
 
 def _not_found(name: str, hint: str) -> CallerError:

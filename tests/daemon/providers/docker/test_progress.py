@@ -41,7 +41,7 @@ def pack(files: ContainerFiles, meter: Meter, over: Literal["nothing", "start"],
     (tmp_path / "state").mkdir()
     with unnamed_file(f"{tmp_path}/state") as output:
         request = PackRequest(name="n", output=output, catalogue=f"{tmp_path}/catalogue", format="tar", over=over)
-        packed = Packer(f"{tmp_path}/state").pack(files, files.lowers, None, request, meter)
+        packed = Packer(f"{tmp_path}/state").pack(files, files.lowers, None, request, lambda: None, meter)
     return packed.size_bytes
 
 
