@@ -550,9 +550,10 @@ def bind(path: Path) -> None:
 
 
 def test_a_tree_of_any_depth_is_copied_or_refused(box: Box, here: Path) -> None:
-    box.sh("mkdir -p $(printf 'd/%.0s' $(seq 600))")
-    assert transfer.copy_out(box.client, box.id, "d", here).files == 600
+    box.sh("mkdir -p $(printf 'd/%.0s' $(seq 512)) $(printf 'e/%.0s' $(seq 600))")
+    assert transfer.copy_out(box.client, box.id, "d", here).files == 512
     assert "too deeply" in refused("invalid", transfer.copy_out, box.client, box.id, "d", here).message
+    refused("tree_too_deep", transfer.copy_out, box.client, box.id, "e", here)
     assert os.listdir(here) == ["d"]
 
 
