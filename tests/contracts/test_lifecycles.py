@@ -40,7 +40,7 @@ from sandkeep_store.eventlog.log import EventLog
 from sandkeep_store.views.state import State
 from sandkeepd.core import rules
 
-OF_NO_OBJECT = ("archive.", "daemon.", "log.", "provider.")
+OF_NO_OBJECT = ("archive.", "daemon.", "log.", "output.", "provider.")
 FIELDS = {row.field for kind in LIFECYCLES for row in kind.rows if row.field is not None}
 PLACE = model.Place(where="state", base="/base", path="x", uri="/base/x")
 

@@ -168,7 +168,7 @@ async def test_a_call_that_takes_too_long_leaves_no_thread(
     server.reply = lambda _: dripping(b"HTTP/1.1 200 OK\r\nA: ", b"b")
     await refused_async("provider_unavailable", cluster.call(lambda api: api.get(PODS, "p")))
     with trio.fail_after(patient(60)):
-        while cluster._limiter.borrowed_tokens:
+        while cluster._threads.share.borrowed_tokens:
             await trio.sleep(0.01)
 
 
