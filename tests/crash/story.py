@@ -66,7 +66,10 @@ class Story:
             self.revive()
 
     def stop(self) -> None:
-        """Stop the daemon in good order; it may die meanwhile."""
+        """Stop the daemon in good order, once its trash is empty; it may die meanwhile."""
+        process = self.daemon.process
+        assert process is not None
+        until(lambda: process.poll() is not None or not trash(self.daemon.state_dir), patient(60))
         if self.daemon.stop() == -signal.SIGKILL:
             self.deaths += 1
             self.daemon.env.pop(failpoints.SETTING, None)
@@ -278,9 +281,17 @@ def leftovers(story: Story) -> list[str]:
         found += [f"uid {uid} of {e.sandbox_id}" for uid, e in entries if e.home == state_dir and e.state != "resting"]
     for place in ("trash", "images", "layers", "catalogues"):
         if os.path.isdir(f"{state_dir}/{place}"):
-            names = os.listdir(f"{state_dir}/{place}")
-            found += [f"{place}/{name}" for name in names if not name.startswith("probe-")]  # the daemon tries things
+            names = trash(state_dir) if place == "trash" else os.listdir(f"{state_dir}/{place}")
+            found += [f"{place}/{name}" for name in names]
     return found
+
+
+def trash(state_dir: str) -> list[str]:
+    """What is to be removed; not what the daemon tries things with."""
+    try:
+        return [name for name in os.listdir(f"{state_dir}/trash") if not name.startswith("probe-")]
+    except FileNotFoundError:
+        return []
 
 
 KEPT = ("out", "metadata.json")
