@@ -90,7 +90,7 @@ class ArtifactRemoval(Removal[ArtifactState, Artifact]):
         self._shown = shown
 
     async def act(self, order: Order[ArtifactState]) -> Sequence[NewEvent]:
-        then = f"the removal of artifact {order.stream} is ordered, and will be carried out when that answers"
+        then = f"the removal of artifact {order.stream} is on record, and will be carried out when it answers"
         sandbox_id = order.subject.sandbox_id
 
         async def remove() -> None:
