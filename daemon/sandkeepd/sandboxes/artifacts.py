@@ -54,7 +54,7 @@ class ArtifactExporting(Creation[ArtifactState, Artifact]):
             try:
                 self.core.quotas.reserve(order.request, asked.owner, {order.stream: {"artifacts": size}})
             except StateError:
-                message = "the artifact is larger than what is left for artifacts: export less, or remove artifacts"
+                message = "the artifact is larger than the space left for artifacts: export less, or remove artifacts"
                 raise ProviderError("disk_limit", message) from None
 
         with self._runtimes.reading(asked.sandbox_id):

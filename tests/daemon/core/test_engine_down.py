@@ -52,7 +52,7 @@ async def test_an_end_is_ordered_and_told_and_carried_out_when_the_engine_answer
         for _ in range(2):
             message = await unavailable(daemon.call("sandbox.terminate", sandbox_id="box", command_id="end"))
             assert message == (
-                f"the engine is down: start it; the termination of sandbox {daemon.id_of()} is on record, "
+                f"the engine is down: start it; the termination of sandbox box is on record, "
                 "and will be carried out when it answers"
             )
         await told.wait()

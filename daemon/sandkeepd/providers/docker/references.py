@@ -77,7 +77,7 @@ class References:
             except SandkeepError as error:
                 if found is None:
                     raise
-                await progress(f"taking {wanted.in_full} as it is here: {error.message}")
+                await progress(f"using the engine's copy of {wanted.in_full}: {error.message}")
             found = await self._known(wanted.in_full)
         if found is None:
             raise build.pull_error(wanted.in_full, "not found")

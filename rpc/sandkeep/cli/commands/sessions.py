@@ -61,9 +61,7 @@ def ensure(front: Frontend, session_id: str | None, fresh: bool, read_only: bool
     note(f"sandkeep: {_outcome(ensured)}")
     if not ensured.created and (fresh or options["restore_snapshot_id"]):
         word = "--fresh" if fresh else "--restore"
-        note(
-            f"sandkeep: {word} had no effect: it counts when `sandkeep session close {session_id}` has ended the sandbox"
-        )
+        note(f"sandkeep: {word} had no effect: first end the sandbox with `sandkeep session close {session_id}`")
     if ensured.session.note:
         note(f"sandkeep: {ensured.session.note}")
     return echo(ensured.session.session_id)
