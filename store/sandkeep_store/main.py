@@ -24,9 +24,7 @@ def main() -> None:
     parser.add_argument("action", choices=("verify", "rebuild", "compact", "repair"))
     parser.add_argument("--state-dir", metavar="DIR", help=f"the directory ({daemon.STATE_DIR.name})")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.add_argument(
-        "--older-than", metavar="AGE", help=f"compact: archive objects that ended longer ago ({daemon.RETAIN.name})"
-    )
+    parser.add_argument("--older-than", metavar="AGE", help=f"compact: what ended longer ago ({daemon.RETAIN.name})")
     parser.add_argument("--yes", action="store_true", help="repair: mend the log instead of only reporting the damage")
     options = parser.parse_args()
     try:

@@ -52,12 +52,12 @@ async def test_an_end_is_ordered_and_told_and_carried_out_when_the_engine_answer
         for _ in range(2):
             message = await unavailable(daemon.call("sandbox.terminate", sandbox_id="box", command_id="end"))
             assert message == (
-                f"the engine is down: start it; the termination of sandbox box is on record, "
+                "the engine is down: start it; the termination of sandbox box is on record, "
                 "and will be carried out when it answers"
             )
         await told.wait()
         view = await daemon.call("sandbox.get", sandbox_id="box")
-        assert (view.status, view.note) == ("stopping", message)
+        assert (view.status, view.note) == ("stopping", message.replace("sandbox box", f"sandbox {daemon.id_of()}"))
         assert (await daemon.call("sandbox.exec", sandbox_id="other", command="echo hi")).stdout == b"hi\n"
         await trio.testing.wait_all_tasks_blocked(0.01)
         daemon.fake.faults.mend()

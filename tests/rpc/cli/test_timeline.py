@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from sandkeep.cli.commands import events
 from sandkeep.cli.display import output, timeline
 from sandkeep.events import EVENTS
 from sandkeep.model import Event, Moment
@@ -70,15 +69,6 @@ def test_a_process_goes_by_its_name_once_that_was_seen() -> None:
 def test_the_longest_type_keeps_the_columns() -> None:
     lines = [timeline.line(event(kind, {}), timeline.Names()) for kind in EVENTS]
     assert {line.index("prc…x7k2m9") for line in lines} == {len("    7  12:03:04.123  ") + max(map(len, EVENTS)) + 2}
-
-
-@pytest.mark.parametrize("columns", [60, 80, None])
-def test_a_narrow_terminal_wraps_a_history_and_hides_no_exit_code(
-    columns: int | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(events, "terminal_width", lambda: columns)
-    events.show_history([event("process.exited", {"exit_code": 42, "stdout_bytes": 0, "stderr_bytes": 0})])
-    assert capsys.readouterr().out.rstrip().endswith("exit 42")
 
 
 @pytest.mark.parametrize("kind", sorted(EVENTS))

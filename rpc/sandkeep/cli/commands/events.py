@@ -1,7 +1,6 @@
 """`events`, of all that the caller owns, and `history`, of one sandbox."""
 
 from collections.abc import Callable
-from typing import Final
 
 import click
 
@@ -10,8 +9,6 @@ from sandkeep.cli.display.timeline import Names, clock, day, history_line, line
 from sandkeep.cli.options import Frontend, Time, command, common
 from sandkeep.cli.words import EVENT_TYPE, SANDBOX
 from sandkeep.model import Event, EventPage
-
-LEAST_ROOM: Final = 80
 
 
 @command(
@@ -70,7 +67,7 @@ class _Lines:
         self._day = ""
 
     def show(self, event: Event) -> None:
-        room = _room()
+        room = terminal_width()
         if room and day(event) != self._day:
             self._day = day(event)
             echo(paint(f"{self._day} UTC", "bold"))
@@ -95,16 +92,10 @@ def history(front: Frontend, sandbox: str) -> None:
     return show_history(found)
 
 
-def _room() -> int | None:
-    """Return the columns for a line. Narrow terminals wrap it: cut, it would lack exit codes and commands."""
-    room = terminal_width()
-    return room and max(room, LEAST_ROOM)
-
-
 def show_history(found: list[Event]) -> None:
     """Print events as a timeline in seconds from the first."""
     names = Names()
-    room = _room()
+    room = terminal_width()
     for event in found:
         echo(history_line(event, moment(event.time) - moment(found[0].time), names, room))
 
