@@ -84,7 +84,7 @@ MEANINGS: Final[dict[str, str]] = {
     "not_found": "No such object, or it belongs to another owner.",
     "invalid": "A parameter has the wrong type, value or size; `field` names it.",
     "permission_denied": "The caller may not do this, or may not read or write that path.",
-    "conflict": "The id or name is taken, or the object changed meanwhile.",
+    "conflict": "The id or name is taken, or the object has changed.",
     "in_use": "Something else still needs the object.",
     "not_ready": "The object is not in a state that allows this; `status` is its state.",
     "timeout": "The deadline passed; the operation may still complete.",

@@ -697,7 +697,7 @@ class Point(Struct, frozen=True, kw_only=True):
 
 class MergeRules(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The rules for that in which branches differ: see ``branch.merge``. `takes` are paths, or what is below them,
-    each with the branch that has its way there.
+    each with the branch whose version is taken there.
     """
 
     policy: MergePolicy = "fail"

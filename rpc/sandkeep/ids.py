@@ -114,7 +114,7 @@ def check_new_name(text: str, field: str) -> str:
 def refuse_id(text: str, field: str) -> str:
     """Return a new name; raise `invalid`, naming `field`, if it looks like an id of any kind."""
     if looks_like_id(text):
-        raise CallerError("invalid", f"{field}: {text!r} looks like an id: choose another name", field=field)
+        raise CallerError("invalid", f"{field}: a name may not look like an id: choose another", field=field)
     return text
 
 

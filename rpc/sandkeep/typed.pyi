@@ -1336,7 +1336,7 @@ class AsyncBranchMethods:
         merged. Of what is changed differently, `policy` makes a conflict
         (``fail``), takes the version of the branch `ours`, all versions one
         after the other (``union``), or all between ``markers``. At the paths of
-        `takes`, and below them, a branch has its way.
+        `takes`, and below them, the version of the branch given there is taken.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -4417,7 +4417,7 @@ class BlockingBranchMethods:
         merged. Of what is changed differently, `policy` makes a conflict
         (``fail``), takes the version of the branch `ours`, all versions one
         after the other (``union``), or all between ``markers``. At the paths of
-        `takes`, and below them, a branch has its way.
+        `takes`, and below them, the version of the branch given there is taken.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.

@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--state-dir", metavar="DIR", help=f"the directory ({daemon.STATE_DIR.name})")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.add_argument("--older-than", metavar="AGE", help=f"compact: what ended longer ago ({daemon.RETAIN.name})")
-    parser.add_argument("--yes", action="store_true", help="repair: mend the log, and not only say what is lost")
+    parser.add_argument("--yes", action="store_true", help="repair: mend the log instead of only reporting the damage")
     options = parser.parse_args()
     try:
         report = _act(options, os.path.abspath(options.state_dir or daemon.STATE_DIR()))

@@ -244,7 +244,7 @@ async def test_a_daemon_with_the_plain_provider(place: Path, tmp_path: Path) -> 
             ("sandbox.suspend", "the plain provider cannot suspend yet"),
             ("sandbox.fork", "the plain provider cannot fork yet"),
             ("snapshot.create", "the plain provider cannot make snapshots yet"),
-            ("checkpoint.create", "the plain provider cannot keep what runs"),
+            ("checkpoint.create", "the plain provider cannot save running processes"),
         ):
             refused = await refused_async("not_supported", daemon.call(method, sandbox_id="box"))
             assert message in refused.message

@@ -34,7 +34,7 @@ _FLUSH_BYTES: Final = 64 * 1024
 _FLUSH_LINES: Final = 32
 _BATCH_WORKERS: Final = 16
 _TOO_LONG: Final = Fault(
-    jsonrpc.INVALID_REQUEST, f"a message has at most {MAX_LINE_BYTES} bytes: send what is longer in pieces"
+    jsonrpc.INVALID_REQUEST, f"a message has at most {MAX_LINE_BYTES} bytes: send longer data in pieces"
 )
 _TOO_MUCH: Final = "you have too much under way: wait until some of it is done"
 _REFUSED_BATCH: Final = Fault(jsonrpc.SERVER_ERROR, _TOO_MUCH)

@@ -48,7 +48,7 @@ def listening(
         except OSError as error:
             raise SetupError(
                 "not_configured",
-                f"{path} cannot be made to listen on: {error.strerror or error}; set {setting} to a path that can",
+                f"cannot listen on {path}: {error.strerror or error}: set {setting} to another path",
                 setting=setting,
             ) from error
         made = identity_of(path, follow_symlinks=False)

@@ -217,7 +217,7 @@ class Reconciler:
         failpoints.reach("adopt.held")
         try:
             if instance is None or isinstance(instance, Ending):
-                await self._lost(sandbox, instance.message if instance else "its provider has it no more", revision)
+                await self._lost(sandbox, instance.message if instance else "its provider no longer has it", revision)
             else:
                 adopted: list[events.Event] = [*outcome_of_change(sandbox, instance), events.SandboxAdopted()]
                 told = [NewEvent(sandbox_id, event, sandbox_id, revision + n) for n, event in enumerate(adopted)]
@@ -295,7 +295,7 @@ class Reconciler:
         """Remove the provider's objects that no event owns, and note those of other logs."""
         swept = await provider.clean_up(Owned(self._core, self._services.layers, provider.name))
         for what in swept.removed:
-            logger.warning("removed what no event owns", extra={"what": what})
+            logger.warning("removed objects that no event owns", extra={"what": what})
         if swept.foreign:
             told = {"count": len(swept.foreign), "first": swept.foreign[0], "all": "daemon.status"}
             logger.warning("ignored sandboxes and files of other logs", extra=told)

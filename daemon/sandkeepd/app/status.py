@@ -123,7 +123,7 @@ class Software:
 
 def _bucket_capability(extra: str) -> Capability:
     """Return whether archives and locks can be in buckets of a service, by what is installed."""
-    absent = extras.missing(extra, "a bucket of this service")
+    absent = extras.missing(extra, f"an archive in {extra.upper()}")
     return Capability(works=absent is None, why=absent.message if absent else None)
 
 

@@ -144,7 +144,7 @@ class BranchCreation(SandboxBatch[BranchCreateResult]):
         done = events.BranchCreated()
         if begins.source is not None:
             layers = layering(self.core.provider(begins.provider))
-            await order.progress("copying what the sandbox changed")
+            await order.progress("copying the changes of the sandbox")
             frozen = await self._points.take(begins.source, order.stream, order.progress)
             begins.files = frozen.files
             begins.facts |= {"fork_id": order.stream, "needs_image": layers.needs_image(frozen.files)}

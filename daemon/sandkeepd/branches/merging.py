@@ -255,7 +255,7 @@ class Merging(Finishing):
 
     async def _take_points(self, order: Order[MergeState]) -> list[events.Point]:
         asked = order.subject.requested
-        await order.progress("keeping what the branches changed")
+        await order.progress("saving the changes of the branches")
         taken: dict[str, events.Point] = {}
         order.context = 0  # the size of the points
 

@@ -145,7 +145,7 @@ class CheckpointRemoval(Removal[CheckpointState, Checkpoint]):
         """Remove all that there is of it besides its record, however often that takes."""
         checkpoint_id, asked = checkpoint.checkpoint_id, checkpoint.requested
         files = checkpoint.stored.files if checkpoint.stored is not None else []
-        then = f"the end of checkpoint {checkpoint_id} is ordered, and will be carried out when that answers"
+        then = f"the removal of checkpoint {checkpoint_id} is on record, and will be carried out when it answers"
 
         async def remove() -> None:
             provider = self.core.providers.get(asked.provider)

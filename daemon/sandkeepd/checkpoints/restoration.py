@@ -330,5 +330,5 @@ def checkpointing(provider: Provider) -> Checkpointing:
     """Return the provider's checkpoints. Raises `not_supported` if it has none."""
     if provider.checkpoints is not None:
         return provider.checkpoints
-    message = f"the {provider.name} provider cannot keep what runs: make a snapshot, or use the gvisor provider"
+    message = f"the {provider.name} provider cannot save running processes: make a snapshot, or use the gvisor provider"
     raise SetupError("not_supported", message)

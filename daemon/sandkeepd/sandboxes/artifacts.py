@@ -54,7 +54,7 @@ class ArtifactExporting(Creation[ArtifactState, Artifact]):
             try:
                 self.core.quotas.reserve(order.request, asked.owner, {order.stream: {"artifacts": size}})
             except StateError:
-                message = "the artifact is larger than what is left for artifacts: export less, or remove artifacts"
+                message = "the artifact is larger than the space left for artifacts: export less, or remove artifacts"
                 raise ProviderError("disk_limit", message) from None
 
         with self._runtimes.reading(asked.sandbox_id):
@@ -90,7 +90,7 @@ class ArtifactRemoval(Removal[ArtifactState, Artifact]):
         self._shown = shown
 
     async def act(self, order: Order[ArtifactState]) -> Sequence[NewEvent]:
-        then = f"the removal of artifact {order.stream} is ordered, and will be carried out when that answers"
+        then = f"the removal of artifact {order.stream} is on record, and will be carried out when it answers"
         sandbox_id = order.subject.sandbox_id
 
         async def remove() -> None:

@@ -108,7 +108,7 @@ class SandboxCreation(Creation[SandboxState, Sandbox]):
         async def terminate() -> None:
             await self.core.provider(asked.provider).terminate(sandbox_id, asked.plan, {})
 
-        then = "what an earlier daemon had begun to make will be removed when that answers"
+        then = "unfinished objects of an earlier daemon will be removed when it answers"
         await self.insist(sandbox_id, terminate, then, provider=asked.provider, deadline_s=END_DEADLINE_S)
 
     async def undone(self, order: Order[SandboxState]) -> None:

@@ -138,7 +138,7 @@ class ImageRemoval(Removal[ImageState, Image]):
     under_way = "removing"
 
     async def act(self, order: Order[ImageState]) -> Sequence[NewEvent]:
-        await remove_image(self, order, "the removal of image {} is ordered, and will be carried out when that answers")
+        await remove_image(self, order, "the removal of image {} is on record, and will be carried out when it answers")
         failpoints.reach("image.discarded")
         return [NewEvent(order.stream, events.ImageRemoved())]
 

@@ -85,7 +85,7 @@ class Termination(Removal[SandboxState, Sandbox]):
         failpoints.reach("end.stopped")
         provider = sandbox.requested.provider
         terminate = partial(self._terminate, sandbox)
-        then = f"the end of sandbox {sandbox_id} is ordered, and will be carried out when that answers"
+        then = f"the termination of sandbox {sandbox_id} is on record, and will be carried out when it answers"
         await self.insist(
             sandbox_id, terminate, then, provider=provider, deadline_s=END_DEADLINE_S, waiting=list(sandbox.active)
         )

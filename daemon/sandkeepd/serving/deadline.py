@@ -17,6 +17,6 @@ async def within_deadline(handler: Handler, call: Call) -> Any:
     with trio.move_on_after(deadline_s) as scope:
         value = await handler(call)
     if scope.cancelled_caught:
-        message = f"{call.method.name} took longer than {deadline_s:g} s: see what came of it before you try again"
+        message = f"{call.method.name} took longer than {deadline_s:g} s: check its result before you try again"
         raise StateError("timeout", message, deadline_s=deadline_s)
     return value

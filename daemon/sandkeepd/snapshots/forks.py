@@ -64,7 +64,7 @@ class Forks(SandboxBatch[ForkResult]):
         request, batch, core = order.request, order.subject, self.core
         assert request is not None
         source = core.state.sandboxes[batch.sandbox_id]
-        await order.progress("copying what the sandbox changed")
+        await order.progress("copying the changes of the sandbox")
         with self._sandboxes.runtimes.reading(source.sandbox_id):
             provider = layering(core.provider(source.requested.provider))
             frozen = await provider.freeze(order.stream, source_of(source))

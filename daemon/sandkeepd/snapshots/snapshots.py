@@ -167,7 +167,7 @@ class SnapshotRemoval(Removal[SnapshotState, Snapshot]):
     async def clear(self, snapshot_id: str, places: Sequence[model.Place]) -> None:
         """Remove all that there is of a snapshot besides its record, however often that takes."""
         await self.core.under_way.interrupt(snapshot_id)  # nothing of it is sent from then on
-        then = f"the end of snapshot {snapshot_id} is ordered, and will be carried out when that answers"
+        then = f"the removal of snapshot {snapshot_id} is on record, and will be carried out when it answers"
         await self.insist(snapshot_id, partial(self._archives.remove, places), then)
         await in_thread(self._archives.drop_catalogue, snapshot_id)
 
@@ -176,9 +176,10 @@ class SnapshotRemoval(Removal[SnapshotState, Snapshot]):
         image = snapshot.stored.modal_image_id if snapshot.stored is not None else None
         if image is not None:
             provider = self.core.provider_of(snapshot)
-            then = f"the end of snapshot {snapshot.snapshot_id} is ordered, and will be carried out when that answers"
+            snapshot_id = snapshot.snapshot_id
+            then = f"the removal of snapshot {snapshot_id} is on record, and will be carried out when it answers"
             work = partial(snapshotting(provider).discard_image, image)
-            await self.insist(snapshot.snapshot_id, work, then, provider=provider.name)
+            await self.insist(snapshot_id, work, then, provider=provider.name)
 
     def _is_built_on(self, snapshot_id: str) -> bool:
         return self._builders.count(snapshot_id) > 0 or any(children(self.core.state, snapshot_id))

@@ -35,7 +35,7 @@ _OF_COMMANDS: Final = {
     "events": {"--limit": _LAST_EVENTS, "--tail": _LAST_EVENTS, "-n": _LAST_EVENTS},
     "fork": {"-n": "Use `--count`."},
     "ls": {"--status": "Use `--filter status=running`, for example."},
-    "rm": {"--force": "`rm` ends what runs: leave it out."},
+    "rm": {"--force": "`rm` also ends running processes: leave it out."},
     "export": {"-o": _FILE, "--output": _FILE},
     "import": {"-i": _FILE, "--input": _FILE},
 }  # fmt: skip

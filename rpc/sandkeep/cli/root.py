@@ -106,7 +106,7 @@ SANDBOX_COMMANDS: Final = {
 
 BRANCH_COMMANDS: Final = {
     "create": ("branches:create", "Create branches of a directory, an image, a snapshot or a sandbox."),
-    "ls": ("branches:ls", "Show sandboxes as a tree of what they began with."),
+    "ls": ("branches:ls", "Show sandboxes as a tree, below their origins."),
     "diff": ("diff:diff", "Show which files a branch changed, or how it differs from another."),
     "merge": ("merges:merge", "Merge branches into a new sandbox."),
     "merges": ("merges:merges", "List merges."),
@@ -402,7 +402,7 @@ sandbox = _group("sandbox", SANDBOX_COMMANDS, "The commands on sandboxes, under 
 branch = _group(
     "branch",
     BRANCH_COMMANDS,
-    "Branches: sandboxes with a common beginning, whose changes are compared, merged and committed.",
+    "Branches: sandboxes with a common base, whose changes are compared, merged and committed.",
 )
 session = _group(
     "session", SESSION_COMMANDS, "Sessions: sandboxes that are ready, with their files, when they are used."

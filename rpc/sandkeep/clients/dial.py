@@ -167,7 +167,7 @@ def cannot_connect(path: str, error: OSError) -> SandkeepError:
             words = f"the daemon of {path} could not start: {reason}"
             return StateError("not_ready", words, socket=path, reason=reason)
         return StateError(
-            "not_ready", f"no daemon is listening on {path}: start one with `sandkeep daemon`", socket=path
+            "not_ready", f"no daemon is listening on {path}: start one with `sandkeep daemon --detach`", socket=path
         )
     if error.errno in (errno.EACCES, errno.EPERM):
         message = f"permission denied for {path}: ask the administrator, or start a daemon of your own"

@@ -609,7 +609,8 @@ class BranchMerge(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     What is changed in one, or in several alike, is taken over; lines are merged. Of what is changed differently,
     `policy` makes a conflict (``fail``), takes the version of the branch `ours`, all versions one after the other
-    (``union``), or all between ``markers``. At the paths of `takes`, and below them, a branch has its way.
+    (``union``), or all between ``markers``. At the paths of `takes`, and below them, the version of
+    the branch given there is taken.
     """
 
     sandbox_ids: Annotated[list[Name], Meta(min_length=1, max_length=MAX_FORKS)]

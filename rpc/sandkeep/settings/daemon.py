@@ -454,7 +454,7 @@ QUOTA_ADMIN = Setting(
     "SANDKEEP_QUOTA_ADMIN",
     parse_switch,
     "0",
-    "With 1, quotas hold for what administrators do, too.",
+    "With 1, quotas also limit administrators.",
 )
 CLIENT_MEMORY = Setting(
     "SANDKEEP_CLIENT_MEMORY",

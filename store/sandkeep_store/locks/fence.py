@@ -41,8 +41,8 @@ class Fence:
         if seen is not None and seen > self.number:
             raise StateError(
                 "lock_lost",
-                f"the lock {self.name} was taken over: what is to be written carries the fence {self.number}, and "
-                f"{seen} has been here since",
+                f"the lock {self.name} was lost: this write has fencing token {self.number}, and the document already "
+                f"has {seen}",
                 name=self.name,
                 fence=self.number,
                 seen=seen,

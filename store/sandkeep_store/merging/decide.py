@@ -34,7 +34,7 @@ class Undecided(Struct, frozen=True, kw_only=True):
 
 class Decided(Struct, frozen=True, kw_only=True):
     """The decided part of a conflict: the branches whose lines clashes take, by the clashes' first lines in the base,
-    None for the base; and the mode. With `rest_of_base` the base has its way where neither says anything.
+    None for the base; and the mode. With `rest_of_base` the base is taken where neither decides.
     """
 
     choices: Mapping[int, str | None] = field(default_factory=dict)

@@ -157,7 +157,7 @@ class _Merger:
             self._owned[paths[0]] = _Owned(kind, paths, merged if kind == "case" else {})
 
     def _note_dropped(self, name: bytes, branch: str) -> None:
-        """Note the branches whose change of a path is not that of the one that has its way there."""
+        """Note the branches whose change of a path differs from that of the branch that is taken."""
         changes = self._changed[name]
         for other in changes:
             if other != branch and not (branch in changes and self._decider.is_alike(name, branch, other, changes)):

@@ -201,7 +201,7 @@ def _rest(conflict: Conflict, outcome: Undecided, decided: Decided, branch: str)
     )  # fmt: skip
     if (rest.kind, rest.mode, rest.choices) == (conflict.kind, conflict.mode, conflict.choices):
         names = ", ".join(sorted({name for hunk in rest.hunks for name in hunk.branches})) or "another branch"
-        message = f"branch {branch!r} takes no part in what clashes in {shown(conflict.path)}: take {names}"
+        message = f"branch {branch!r} has no change in the conflict in {shown(conflict.path)}: take {names}"
         raise CallerError("invalid", message, field="branch")
     return rest
 
@@ -298,5 +298,5 @@ def _check_parents(decisions: Mapping[bytes, Decision]) -> None:
         if decision.entry is None or parent is None:
             continue
         if parent.entry is None or parent.entry.kind != "directory":
-            message = f"{shown(parent_of(name))} cannot be resolved like that, as {shown(name)} lies in it"
+            message = f"{shown(parent_of(name))} cannot be resolved like that, as {shown(name)} is below it"
             raise CallerError("invalid", f"{message}: resolve both alike", field="resolution")

@@ -414,6 +414,6 @@ def test_what_no_event_owns_is_told(running_daemon: RunningDaemon, image: str) -
     (line,) = [line for line in daemon.cli("status").stdout.decode().splitlines() if line.startswith("leftovers")]
     assert re.fullmatch(r"leftovers  \d+ objects? of other logs, which no daemon here removes: see --json", line)
     assert found.encode() in daemon.cli("status", "--json").stdout
-    assert "removed what no event owns" in daemon.said()
+    assert "removed objects that no event owns" in daemon.said()
     assert sorted(os.listdir(f"{daemon.state_dir}/sandboxes")) == sorted([box, "theirs"])
     shutil.rmtree(f"{daemon.state_dir}/sandboxes/theirs")

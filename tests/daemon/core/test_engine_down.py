@@ -52,12 +52,12 @@ async def test_an_end_is_ordered_and_told_and_carried_out_when_the_engine_answer
         for _ in range(2):
             message = await unavailable(daemon.call("sandbox.terminate", sandbox_id="box", command_id="end"))
             assert message == (
-                f"the engine is down: start it; the end of sandbox {daemon.id_of()} is ordered, "
-                "and will be carried out when that answers"
+                "the engine is down: start it; the termination of sandbox box is on record, "
+                "and will be carried out when it answers"
             )
         await told.wait()
         view = await daemon.call("sandbox.get", sandbox_id="box")
-        assert (view.status, view.note) == ("stopping", message)
+        assert (view.status, view.note) == ("stopping", message.replace("sandbox box", f"sandbox {daemon.id_of()}"))
         assert (await daemon.call("sandbox.exec", sandbox_id="other", command="echo hi")).stdout == b"hi\n"
         await trio.testing.wait_all_tasks_blocked(0.01)
         daemon.fake.faults.mend()
@@ -143,7 +143,7 @@ async def test_the_end_of_one_that_is_not_adopted_is_ordered(state_dir: str, sou
         daemon.fake.faults.down = DOWN
         nursery.start_soon(daemon.reconciler.run)
         await trio.testing.wait_all_tasks_blocked(0.01)
-        assert "is ordered" in await unavailable(daemon.call("sandbox.terminate", sandbox_id="box"))
+        assert "is on record" in await unavailable(daemon.call("sandbox.terminate", sandbox_id="box"))
         daemon.fake.faults.mend()
         await until_stopped(daemon, "box")
 
@@ -154,7 +154,7 @@ async def test_the_removal_of_an_image_is_ordered_and_told(state_dir: str, sourc
         daemon.fake.faults.down = DOWN
         for _ in range(2):
             message = await unavailable(daemon.call("image.remove", image_id=image_id))
-            assert f"the removal of image {image_id} is ordered" in message
+            assert f"the removal of image {image_id} is on record" in message
         assert (await daemon.call("image.get", image_id=image_id)).status == "removing"
         await trio.testing.wait_all_tasks_blocked(0.01)
         daemon.fake.faults.mend()

@@ -659,11 +659,8 @@ def test_without_a_work_tree_nothing_happens(
 
 
 def test_a_directory_below_the_top(branches: Branches, repository: Repository) -> None:
-    """Its own files are committed, none that git ignores; and it is not taken for a bare repository with hooks."""
-    [a] = branches(
-        "rm -r *; mkdir -p refs; echo 'ref: refs/heads/x' >HEAD; echo i >made.o;"
-        "printf '[core]\\nrepositoryformatversion = 0\\nbare = true\\nfsmonitor = touch pwned\\n' >config",
-    )  # fmt: skip
+    """Its own files are committed, none that git ignores."""
+    [a] = branches("rm -r *; echo n >new; echo i >made.o")
     place = repository.place
     fill(place / "below")
     (place / ".gitignore").write_text("*.o\n")
@@ -673,9 +670,26 @@ def test_a_directory_below_the_top(branches: Branches, repository: Repository) -
     assert "git " in said(done)
     assert b"git ignores made.o" in done.stderr
     assert repository.committed() == [
-        "A below/HEAD", "A below/config", "D below/both", "D below/dir/old", "D below/run.sh", "D below/text",
+        "A below/new", "D below/both", "D below/dir/old", "D below/run.sh", "D below/text",
     ]  # fmt: skip
-    assert [*place.rglob("pwned")] == []
+
+
+def test_a_bare_repository_is_left_out_and_that_is_said(branches: Branches, repository: Repository) -> None:
+    [a] = branches(
+        "rm -r *; mkdir -p objects refs; echo 'ref: refs/heads/x' >HEAD;"
+        "printf '[core]\\nrepositoryformatversion = 0\\nbare = true\\nfsmonitor = touch pwned\\n' >config",
+    )  # fmt: skip
+    place = repository.place
+    fill(place / "below")
+    repository.git("add", "below")
+    repository.git("commit", "--quiet", "--message=below")
+    for _ in range(2):
+        done = repository.commit(a, "-m", "m", into="below", GIT_DIR="/nonexistent", GIT_INDEX_FILE="/nonexistent")
+        assert "git " not in said(done)
+        assert b"that git would obey, in .git or a bare repository" in done.stderr
+        assert b"all changes of the branch already" not in done.stderr
+        assert not (place / "below" / "HEAD").exists()
+        assert [*place.rglob("pwned")] == []
 
 
 def test_a_deleted_file_that_git_does_not_know(branches: Branches, repository: Repository) -> None:

@@ -47,7 +47,8 @@ def test_it_runs_in_the_background_until_it_is_stopped(daemon: RunningDaemon) ->
             os.kill(pid, signal.SIGKILL)
     again = daemon.cli("daemon", "stop")
     assert again.returncode == 1
-    assert "no daemon is listening" in again.stderr.decode()
+    assert "nothing to stop: no daemon is listening" in again.stderr.decode()
+    assert "sandkeep daemon" not in again.stderr.decode(), "who stops one is not told to start one"
 
 
 def test_why_it_does_not_start_is_said(daemon: RunningDaemon) -> None:
@@ -93,3 +94,21 @@ def test_what_runs_goes_on(daemon: RunningDaemon, tmp_path: Path) -> None:
             return client.process.get(box, "long").status
 
     until(lambda: status() == "running")
+
+
+def test_a_prune_of_nothing_asks_nothing(daemon: RunningDaemon) -> None:
+    import pty
+    import subprocess
+
+    daemon.start()
+    keyboard, terminal = pty.openpty()
+    try:
+        done = subprocess.run(
+            [*daemon.command, "prune"], env=daemon.env, stdin=terminal, capture_output=True, timeout=patient(60)
+        )
+    finally:
+        os.close(terminal)
+        os.close(keyboard)
+    assert done.returncode == 0, done.stderr
+    assert b"[y/N]" not in done.stderr
+    assert b"0 B were freed" in done.stderr

@@ -27,6 +27,8 @@ def test_an_id_alone_goes_to_stdout_and_stderr_says_where_it_came_from(cli: Any,
     assert made.stdout == b"pinned\n"
     assert told(made) == "sandkeep: session pinned was created, with the files of its image\n"
     assert told(cli("session", "ensure", "pinned")) == "sandkeep: session pinned was found ready\n"
+    ignored = told(cli("session", "ensure", "pinned", "--fresh"))
+    assert "--fresh had no effect: first end the sandbox with `sandkeep session close pinned`" in ignored
     document = json.loads(said(cli("session", "get", "pinned", "--json")))
     assert document["spec"]["sandbox"]["memory_bytes"] == 64 << 20
     assert document["spec"]["sandbox"]["labels"] == {"team": "blue"}
@@ -93,13 +95,15 @@ def test_sandboxes_of_sessions_end_by_their_sessions(cli: Any, image: str) -> No
     done = cli("rm", "--label", "run=9")
     assert said(done) == box
     left, ending = told(done).splitlines()
-    assert left.startswith("sandkeep: leaving out 2 sandboxes of sessions: to end, `sandkeep session close SESSION...`")
+    assert left.startswith(
+        "sandkeep: 2 sandboxes of sessions not included: end with `sandkeep session close SESSION...`"
+    )
     assert ending == "sandkeep: terminating 1 sandbox"
     for choice in ("--filter=label=of=kept", "--label=of=kept"):
         done = cli("rm", choice)
         assert said(done) == ""
         assert told(done).splitlines() == [
-            "sandkeep: leaving out 1 sandbox of a session: to end, `sandkeep session close kept`",
+            "sandkeep: 1 sandbox of a session not included: end with `sandkeep session close kept`",
             "sandkeep: terminating no sandboxes",
         ]
     assert its not in said(cli("rm", "--all"))

@@ -535,7 +535,7 @@ def test_no_daemon_is_said_with_what_to_do(tmp_path: Path, kind: Kind) -> None:
     failure = refusal(kind, path)
     assert isinstance(failure, StateError)
     assert failure.code == "not_ready"
-    assert failure.message == f"no daemon is listening on {path}: start one with `sandkeep daemon`"
+    assert failure.message == f"no daemon is listening on {path}: start one with `sandkeep daemon --detach`"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(path)
     assert refusal(kind, path).code == "not_ready"

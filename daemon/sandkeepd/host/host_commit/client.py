@@ -415,7 +415,7 @@ def _refusal(report: Report, target: str, rest: dict[str, Any]) -> SandkeepError
         return CallerError("invalid", message, field="paths", **data)
     if problems and all(each.why in ("permission", "owner") for each in problems):
         return CallerError("permission_denied", f"you may not change {first} in {target}", **data)
-    message = f"{target} is not as the branch found it, and nothing was changed: see {first}; branch.plan names all"
+    message = f"{target} differs from what the branch began with, so nothing was committed: see {first}"
     return StateError("host_changed", message, **data)
 
 

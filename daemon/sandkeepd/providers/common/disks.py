@@ -66,7 +66,7 @@ def why_not_growing() -> str | None:
         [effective] = (int(line.split()[1], 16) for line in file if line.startswith(b"CapEff:"))
     if effective >> _CAP_SYS_RESOURCE & 1:
         return None
-    return "disks cannot grow: the daemon lacks the capability CAP_SYS_RESOURCE"
+    return "the daemon lacks the capability CAP_SYS_RESOURCE"
 
 
 class Disks:

@@ -91,7 +91,7 @@ class OwnDisks:
         elif disk_bytes > previous_bytes and (reason := why_not_growing()) is not None:
             message = f"the sandbox's disk cannot grow: {reason}: run the daemon with it"
         elif disk_bytes < previous_bytes:
-            message = f"the sandbox has a disk of its own, of {previous_bytes} bytes, which cannot shrink: ask for more"
+            message = f"the sandbox has a disk of its own, of {previous_bytes} bytes, which cannot shrink: give more"
         else:
             return await self._shielded(partial(self.disks.reserve, sandbox_id, disk_bytes))
         raise SetupError("not_supported", message, field="disk_bytes")

@@ -173,7 +173,8 @@ def pull_error(reference: str, text: str) -> SandkeepError:
         return CallerError(
             "permission_denied", f"the registry does not let this engine pull {reference}: log in there", field="source"
         )
-    return ProviderError("provider_unavailable", f"{reference} is not here, and its registry cannot be reached: {text}")
+    message = f"{reference} is not in the engine, and its registry cannot be reached: {text}"
+    return ProviderError("provider_unavailable", message)
 
 
 def _count(number: object) -> int:

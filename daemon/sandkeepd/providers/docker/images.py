@@ -91,7 +91,7 @@ class DockerImages(Images, Building):
         return msgspec.structs.replace(made, details={**msgspec.to_builtins(details), "docker_image_tag": named})
 
     async def _probe(self, image_id: str, found: Document, progress: Progress) -> Details:
-        await progress("finding out what the image has")
+        await progress("inspecting the image")
         look = partial(image_probe.probe, image_id=image_id, found=found, tag=tag(image_id), log_id=self._log_id)
         details = await self._engine.call(look)
         if details.why in (None, image_probe.NO_SHELL):  # other answers may be better another time

@@ -50,6 +50,6 @@ def report(provider: str, found: dict[str, Any], own_disks: Capability, *, root:
         **files_features(found, root=root),
         "uid_per_sandbox": Capability(works=False, why="processes are the image's user: give sandboxes a user"),
     }
-    why = None if "rootless" not in options else "the engine is rootless, for which this was not tried"
+    why = None if "rootless" not in options else "the engine is rootless, which was not tested"
     missing = program.why_missing()
     return ProviderCapabilities(provider=provider, works=missing is None, why=missing or why, features=features)

@@ -202,7 +202,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         notes = []
         if plan.uid == 0:
             may = f"with the capabilities {', '.join(plan.capabilities)}" if plan.capabilities else _NO_CAPABILITIES
-            notes.append(f"its code is root inside, and on the host, {may}")
+            notes.append(f"its processes are root, inside and on the host, {may}")
         if not counted:
             notes.append(inotify.SHARED)
         if plan.shell is None:

@@ -77,7 +77,7 @@ class References:
             except SandkeepError as error:
                 if found is None:
                     raise
-                await progress(f"taking {wanted.in_full} as it is here: {error.message}")
+                await progress(f"using the engine's copy of {wanted.in_full}: {error.message}")
             found = await self._known(wanted.in_full)
         if found is None:
             raise build.pull_error(wanted.in_full, "not found")
@@ -219,7 +219,7 @@ def _why(error: SandkeepError) -> str:
 
 def _refusal(wanted: Reference, why: str) -> CallerError:
     message = (
-        f"you cannot use {wanted.in_full}: its registry {why}, and no administrator has published it to you: log in "
-        f"there with `docker login`, or ask for `sandkeep image publish {wanted.in_full}`"
+        f"you cannot use {wanted.in_full}: its registry {why}, and no administrator has published it to you: ask "
+        f"one for `sandkeep image publish {wanted.in_full}`; a user with an account there can `docker login`"
     )
     return CallerError("not_found", message, field="source", reference=wanted.in_full)

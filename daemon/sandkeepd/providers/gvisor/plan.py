@@ -14,7 +14,7 @@ PIDS: Final = (
     "gVisor's own threads count as processes here, and a sandbox that meets the limit is killed as a whole: leave out "
     "pids, and limit memory"
 )
-DISK: Final = "gVisor keeps what is written in memory, and this runsc has no limit for that alone"
+DISK: Final = "gVisor keeps written files in memory, and this runsc has no separate limit for them"
 HOST_NETWORK: Final = "gVisor cannot save a sandbox with the host's network: create it with network 'none'"
 ROOTLESS: Final = "a rootless runsc cannot restore what it saved: run the daemon as root"
 HOST_THREADS: Final = 8192
@@ -98,10 +98,10 @@ def why_not_saved(network: str, *, rootless: bool) -> str | None:
 
 def notes(plan: Plan) -> list[str]:
     """Return the unexpected properties of a sandbox, as sentences."""
-    told = ["what it writes lies in memory, and counts as such; on the disk is only what its processes print"]
+    told = ["its files are in memory, and count against that limit; only the output of processes is on disk"]
     why = why_not_saved(plan.network, rootless=plan.rootless)
     if why is not None:
         told.append(why)
     if "memory" in plan.held_by:
-        told.append("when its memory is used up, all of it is killed, and not the process that took most")
+        told.append("at the memory limit the whole sandbox is killed, not only the largest process")
     return told

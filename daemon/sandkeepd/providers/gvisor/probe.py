@@ -29,15 +29,15 @@ async def capabilities(name: str, hierarchies: Hierarchies, *, root: bool) -> Pr
 
 def _features(hierarchies: Hierarchies, *, root: bool) -> dict[str, Capability]:
     return {
-        "isolation": Capability(works=True, why="gVisor's own kernel, on the platform that RUNSC_PLATFORM names"),
+        "isolation": Capability(works=True, why="by gVisor's own kernel; RUNSC_PLATFORM sets its platform"),
         "seccomp": Capability(
-            works=True, why="calls are its own kernel's, and runsc filters what that asks of the host"
+            works=True, why="gVisor handles system calls itself, and filters those that it makes to the host"
         ),
         "checkpoints": _saving("only of sandboxes without a network; " + _SAME, root=root),
-        "suspend": _saving("what is suspended is saved, and lies on the disk", root=root),
+        "suspend": _saving("suspended sandboxes are saved to disk", root=root),
         "terminals": Capability(works=True, why="in images that have tmux; " + _KEYS),
-        "overlay": Capability(works=True, why="what is written lies in memory, also in checkpoints"),
-        "limit_memory": _limit(hierarchies, "memory", "when it is used up, all of the sandbox is killed"),
+        "overlay": Capability(works=True, why="written files are kept in memory, and saved in checkpoints"),
+        "limit_memory": _limit(hierarchies, "memory", "at the limit the whole sandbox is killed"),
         "limit_cpus": _limit(hierarchies, "cpu", None),
         "limit_disk": Capability(works=False, why=plan.DISK),
         "limit_pids": Capability(works=False, why=plan.PIDS),
@@ -47,16 +47,16 @@ def _features(hierarchies: Hierarchies, *, root: bool) -> dict[str, Capability]:
             works=False, why="this runsc cannot restore a sandbox with a network of its own: use none or host"
         ),
         "snapshots": Capability(works=True, why=SNAPSHOTS),
-        "incremental_snapshots": Capability(works=False, why="only gVisor's kernel knows what was changed"),
+        "incremental_snapshots": Capability(works=False, why="gVisor does not tell which files were changed"),
         "forks": Capability(works=False, why=FORKS),
         "users": capability(root, "without root there is one user inside, 0"),
     }
 
 
 _SAME = "they are restored by the same version of runsc, on a processor with the same features"
-_KEYS = "where a program leaves its keys to the terminal, an end of input typed into an empty line does nothing"
-SNAPSHOTS = "the sandbox's own tar reads its workspace while all goes on, and may find changes in part"
-FORKS = "files lie in the memory of gVisor's kernel: make a checkpoint that leaves it running, and restore that"
+_KEYS = "Ctrl-D on an empty line ends no input of programs that read whole lines, such as cat"
+SNAPSHOTS = "of the workspace, not frozen meanwhile: a file may be saved half written"
+FORKS = "files are in the memory of gVisor's kernel: use `checkpoint create --leave-running`, and restore that"
 
 
 def _saving(note: str, *, root: bool) -> Capability:

@@ -28,7 +28,7 @@ class GvisorSnapshots(Snapshotting):
         return inner_user(spec.user if self._root else "0")
 
     def why_not_incremental(self, handle: Mapping[str, Any]) -> str | None:
-        return "only gVisor's kernel knows what was changed"
+        return "gVisor does not tell which files were changed"
 
     async def pack(self, source: Source, request: PackRequest, progress: Progress) -> PackedFiles:
         """See `Snapshotting.pack` and `streamed_files`."""

@@ -62,7 +62,9 @@ def _features(forms: Forms) -> dict[str, Capability]:
         "image_directories": Capability(works=False, why=plan.REFERENCES),
         "stats": Capability(works=False, why="the daemon sees no control group of a node: use the cluster's metrics"),
         "suspend": snapshots,
-        "snapshots": Capability(works=True, why="of the workspace, which the pod's own tar reads while all goes on"),
+        "snapshots": Capability(
+            works=True, why="of the workspace, not frozen meanwhile: a file may be saved half written"
+        ),
         "forks": Capability(works=True, why="by a copy of the whole workspace"),
         "incremental_snapshots": Capability(works=False, why="the daemon sees no layers of a node's containers"),
         "restart": Capability(works=False, why=_RESTART),

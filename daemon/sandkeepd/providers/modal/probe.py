@@ -49,7 +49,7 @@ _FEATURES: Final = {
     "checkpoints": Capability(works=False, why="memory snapshots are an experiment of the SDK: make snapshots"),
     "stats": Capability(works=False, why="the daemon sees no control group at Modal: see modal.com"),
     "suspend": Capability(works=False, why=SUSPEND),
-    "snapshots": Capability(works=True, why="of the workspace, which the sandbox's own tar reads while all goes on"),
+    "snapshots": Capability(works=True, why="of the workspace, not frozen meanwhile: a file may be saved half written"),
     "forks": Capability(works=True, why="by a copy of the whole workspace"),
     "incremental_snapshots": Capability(works=False, why="the daemon sees no layers of a sandbox at Modal"),
     "restart": Capability(works=False, why=RESTART),

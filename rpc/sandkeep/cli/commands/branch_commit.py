@@ -152,7 +152,10 @@ def _show_done(plan: CommitPlan, done: Commit) -> None:
         echo(line)
     _note_cut(plan)
     echo(done.commit_id, flush=True)
-    if not written:
+    if forbidden := plan.counts.get("forbidden", 0):
+        paths = "1 path" if forbidden == 1 else f"{forbidden} paths"
+        note(f"sandkeep: left out {paths} that git would obey, in .git or a bare repository: --dry-run shows which")
+    elif not written:
         note(f"sandkeep: nothing to commit: {plain(done.target)} has all changes of the branch already")
 
 
@@ -160,7 +163,7 @@ def _show_git(made: "GitCommit", *, as_json: bool) -> None:
     for path in made.ignored:
         note(f"sandkeep: git ignores {quote_bytes(path)}, which is not in its commit")
     if made.commit is None:
-        note("sandkeep: nothing to commit for git: it has all changes of the branch already")
+        note("sandkeep: nothing to commit for git: it has all that was committed to the directory")
     elif not as_json:
         echo(f"git {made.commit[:12]}" + (f" on {plain(made.branch)}" if made.branch else ""))
 

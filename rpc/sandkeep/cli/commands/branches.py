@@ -1,4 +1,4 @@
-"""Branches: create sandboxes with a common beginning, show their lineage, and terminate them."""
+"""Branches: create sandboxes with a common base, show their lineage, and terminate them."""
 
 import os
 import sys

@@ -11,7 +11,7 @@ from typing import Final, NoReturn
 
 import click
 
-from sandkeep.blocking import connect
+from sandkeep.blocking import Client, connect
 from sandkeep.cli.display.output import echo, note
 from sandkeep.cli.options import Frontend, Refusal, command
 from sandkeep.cli.words import DIRECTORY, FILE
@@ -115,7 +115,7 @@ def _wait_until_it_answers(process: "subprocess.Popen[bytes]", socket: str | Non
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise StateError("not_ready", f"the daemon has ended as it started, with code {process.returncode}")
+            raise StateError("not_ready", f"the daemon did not start: exit code {process.returncode}")
         with suppress(SandkeepError), connect(socket, patience_s=0) as client:
             if client.daemon.status().pid == process.pid:
                 return
@@ -125,7 +125,7 @@ def _wait_until_it_answers(process: "subprocess.Popen[bytes]", socket: str | Non
 
 def _stop(front: Frontend) -> None:
     """Ask the daemon to stop, and wait until its process has ended."""
-    with front.client() as client:
+    with _running(front) as client:
         pid = client.daemon.status().pid
         process = _open_process(pid)
         try:
@@ -137,6 +137,17 @@ def _stop(front: Frontend) -> None:
     if not ended:
         message = f"the daemon, process {pid}, has not ended within {STOP_S:g} s: see its log"
         raise StateError("timeout", message)
+
+
+def _running(front: Frontend) -> Client:
+    """Connect to the daemon. Raises `not_ready` if there is none."""
+    try:
+        return front.client()
+    except StateError as error:
+        if error.code != "not_ready":
+            raise
+        message = f"nothing to stop: no daemon is listening on {error.data.get('socket')}"
+        raise StateError("not_ready", message, **error.data) from None
 
 
 def _open_process(pid: int) -> int | None:

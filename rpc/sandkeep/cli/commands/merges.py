@@ -245,11 +245,12 @@ def resolve(
     front: Frontend, merge: str, takes: Any, hunks: Any, wholes: Any, deletions: tuple[str, ...], files: Any,
     rest: str | None, secrets: Any,
 ) -> int:  # fmt: skip
-    """Decide conflicts of MERGE: where branches clash in PATH, BRANCH has its way, or `base`, as it was before.
+    """Decide conflicts of MERGE: take each conflicting hunk of PATH from BRANCH, or from `base`, the common base.
 
-    Clean edits of all branches stay; `--whole` drops them. Of bytes, links and modes BRANCH's are taken; a file that
-    was edited and deleted has all edits, or is deleted, as in BRANCH. Of kinds, such as a file against a directory, and
-    of names that differ in case, all of BRANCH's is taken, with what is beneath. What is dropped is listed on stderr.
+    Edits that do not conflict stay, of all branches; `--whole` drops them. Binary files, links and modes are taken from
+    BRANCH. A file that one branch edited and another deleted is kept with all edits, or deleted, as BRANCH has it.
+    Where a file conflicts with a directory, or names differ in case alone, PATH and all below it are taken from BRANCH.
+    What is dropped is listed on stderr.
 
     With the last conflict the sandbox is made, and its id is printed. While there are others, these are shown on
     stderr, the id of the merge is printed, and the exit code is 1.

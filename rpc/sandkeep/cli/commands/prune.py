@@ -23,12 +23,15 @@ def prune(front: Frontend, everything: bool, dry_run: bool, filters: tuple[str, 
     """Remove the output of ended sandboxes, and images that nothing needs, and print their ids.
 
     An image stays as long as a sandbox, snapshot, checkpoint, merge or session needs it. The events of the ended
-    sandboxes stay: `store compact` archives those. An administrator prunes everybody's objects.
+    sandboxes stay: `store compact` archives those. An administrator prunes everybody's objects. On a terminal it
+    asks for confirmation.
     """
     options = non_empty(all=everything or None, older_than_s=_age_s(filters))
     with front.client() as client:
         if not dry_run and not yes and sys.stdin.isatty():
-            _confirm(_run(client, options, dry_run=True))
+            preview = _run(client, options, dry_run=True)
+            if preview.sandboxes or preview.images:
+                _confirm(preview)
         report = _run(client, options, dry_run=dry_run)
     if front.as_json:
         json_line(report)

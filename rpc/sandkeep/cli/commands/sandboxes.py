@@ -346,8 +346,8 @@ def rm(
 ) -> None:
     """Terminate sandboxes, with all their processes, and print their ids. Logs and history stay readable.
 
-    With --all, --label or --filter: your own that match, also for administrators, without those of sessions, which
-    `session close` ends. That says how many there are, and on a terminal asks first.
+    --all, --label and --filter choose among your own, also for an administrator. They leave out sandboxes of sessions:
+    use `session close`. On a terminal they ask for confirmation.
     """
     chosen = [word for word, given in (("--all", everything), ("--label", labels), ("--filter", filters)) if given]
     if bool(sandboxes) == bool(chosen):
@@ -377,7 +377,7 @@ def _own(front: Frontend, selection: Selection) -> tuple[str, ...]:
         kept, which = "1 sandbox of a session", f"{sessions[0]}`"
         if len(sessions) > 1:
             kept, which = f"{len(sessions)} sandboxes of sessions", "SESSION...` (see `sandkeep session ls`)"
-        note(f"sandkeep: leaving out {kept}: to end, `sandkeep session close {which}")
+        note(f"sandkeep: {kept} not included: end with `sandkeep session close {which}")
     return tuple(sandbox.sandbox_id for sandbox in own if sandbox.spec.session_id is None)
 
 

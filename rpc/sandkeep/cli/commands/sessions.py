@@ -48,8 +48,8 @@ _STREAM: Final = "-"
 def ensure(front: Frontend, session_id: str | None, fresh: bool, read_only: bool, **options: Any) -> None:
     """Make a session ready, and print its id: find it, create it, or bring it back with its files.
 
-    One that is ready stays as it is. For another, options that are left out are as they were when it was made ready
-    before. At the end of its time a snapshot is taken of its files.
+    A session that is ready stays as it is. Otherwise options that are left out keep the values of the last time. When a
+    limit of time ends it, its files are saved in a snapshot.
     """
     if fresh and options["restore_snapshot_id"]:
         raise click.UsageError("--fresh and --restore cannot be combined")
@@ -59,6 +59,9 @@ def ensure(front: Frontend, session_id: str | None, fresh: bool, read_only: bool
     if front.as_json:
         return json_line(ensured)
     note(f"sandkeep: {_outcome(ensured)}")
+    if not ensured.created and (fresh or options["restore_snapshot_id"]):
+        word = "--fresh" if fresh else "--restore"
+        note(f"sandkeep: {word} had no effect: first end the sandbox with `sandkeep session close {session_id}`")
     if ensured.session.note:
         note(f"sandkeep: {ensured.session.note}")
     return echo(ensured.session.session_id)

@@ -189,7 +189,7 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
         f"{shorten(data['checkpoint_id'])} into {', '.join(map(shorten, data['sandbox_ids']))}"
     ),
     "archive.remove_requested": _orphans,
-    "output.remove_requested": lambda data: f"of {_counted(len(data['sandboxes']), 'ended sandbox')}",
+    "output.remove_requested": lambda data: f"of ended sandboxes: {len(data['sandboxes'])}",
     "branch.create_requested": _branches,
     "branch.created": lambda data: _paused(data) if data.get("pause_ms") else "",
     "branch.merge_requested": _merge,

@@ -192,9 +192,9 @@ async def test_builds_have_no_network_when_sandboxes_have_none(world: World) -> 
 async def test_equal_content_is_one_image_and_clean_builds_another(world: World) -> None:
     world.write(a="1", Dockerfile=f"FROM {BUSYBOX}\nCOPY a /a\nRUN date +%N >/when\n")
     _, first = await world.image()
-    asked = world.told.count("finding out what the image has")
+    asked = world.told.count("inspecting the image")
     other_id, same = await world.image()
-    assert world.told.count("finding out what the image has") == asked
+    assert world.told.count("inspecting the image") == asked
     assert same.details == {**first.details, "docker_image_tag": f"sandkeep:{other_id}"}
     _, other = await world.image(clean=True)
     world.write(a="2")

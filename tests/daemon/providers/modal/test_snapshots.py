@@ -121,7 +121,7 @@ def test_the_end_of_a_snapshot_is_that_of_its_image(house: House) -> None:
 def test_a_deletion_waits_for_modal(house: House) -> None:
     snapshot = house.changed()
     house.modal.fault("ImageDelete", status="UNAVAILABLE", times=None)
-    with pytest.raises(SandkeepError, match="is ordered"):
+    with pytest.raises(SandkeepError, match="is on record"):
         house.client.snapshot.delete(snapshot.snapshot_id)
     house.modal.forget_calls()
     house.modal.clear_faults()
