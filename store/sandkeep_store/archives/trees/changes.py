@@ -18,7 +18,7 @@ from sandkeep.errors import DataError, ProviderError, SetupError
 from sandkeep.system.descriptors import closing_fd
 from sandkeep.system.openat2 import open_beneath
 from sandkeep_store.archives.tar import whiteouts
-from sandkeep_store.archives.tar.depth import MOST_LEVELS, require_depth, too_deep
+from sandkeep_store.archives.tar.depth import MOST_LEVELS, SHALLOW, require_depth
 from sandkeep_store.archives.tar.members import TOP, Member
 from sandkeep_store.archives.tar.reader import Reader
 from sandkeep_store.archives.trees import pipes
@@ -92,10 +92,9 @@ def require_shallow(tree: int, enter: Sequence[str] = ()) -> None:
         for *_, path in few:
             require_depth(path)
         return
-    beyond = str(MOST_LEVELS + 1)
-    program = [*enter, "find", ".", "-mindepth", beyond, "-maxdepth", beyond, "-printf", r"%P\0", "-quit"]
-    for path in _listed(tree, program):
-        raise too_deep(path)
+    least, most = str(SHALLOW + 1), str(MOST_LEVELS + 1)
+    for path in _listed(tree, [*enter, "find", ".", "-mindepth", least, "-maxdepth", most, "-printf", r"%P\0"]):
+        require_depth(path)
 
 
 _Entry = Sequence[bytes]
