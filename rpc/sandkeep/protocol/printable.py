@@ -21,9 +21,9 @@ _UNSAFE: Final = (
     (0xFFA0, 0xFFA0), (0xFFF0, 0xFFFB), (0x13430, 0x1343F), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A),
     (0xE0000, 0xE0FFF),
 )  # fmt: skip
-"""Ranges of the controls (Unicode's category Cc), line and paragraph separators (Zl, Zp), format characters (Cf) but for
-the few that draw something, and of all others that draw nothing (Default_Ignorable_Code_Point), such as the fillers of
-Hangul, which are letters. Listed, as `unicodedata` would cost each command its import.
+"""Ranges of the controls (Unicode's category Cc), line and paragraph separators (Zl, Zp), format characters (Cf), but
+for the few that draw something, and of all others that draw nothing (Default_Ignorable_Code_Point), such as the fillers
+of Hangul, which are letters. Listed, as `unicodedata` would cost each command its import.
 """
 
 _CLASS: Final = "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in _UNSAFE)
