@@ -22,6 +22,12 @@ SHALLOW: Final = MOST_BYTES // 256
 
 def require_depth(name: bytes) -> None:
     """Raise `tree_too_deep` for the path of a file that is too deep in its tree."""
+    if name.count(b"/") >= MOST_LEVELS:
+        raise _too_deep(name)
+
+
+def require_path(name: bytes) -> None:
+    """Raise `tree_too_deep` for the path of a file in a sandbox that is too deep in its tree, or too long."""
     if len(name) > MOST_BYTES or name.count(b"/") >= MOST_LEVELS:
         raise _too_deep(name)
 
