@@ -458,17 +458,22 @@ async def test_what_it_wrote_is_found_however_it_is_hidden(world: World, script:
 
 @DAEMONS_OWN
 @pytest.mark.needs("freezer")
-async def test_one_that_takes_long_to_look_at_delays_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_those_that_take_long_to_look_at_delay_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(world.provider, LocalProvider)
-    large, small = await world.sandbox(), await world.measured(1 << 20)
+    large = {(await world.sandbox()).sandbox_id for _ in range(disk_watch.AT_ONCE + 1)}
+    small = await world.measured(1 << 20)
+    for sandbox_id in large:
+        world.provider.instances[sandbox_id].measure_s = 2 * disk_watch.MAX_LOOK_S
     watch = DiskWatch(dict(world.provider.instances), world.provider._occupied_bytes)
     monkeypatch.setattr(world.provider.disks, "_instances", {})  # its own look is not to come to the rescue
-    looked, go_on = trio.Event(), threading.Event()
+    looked, go_on, under_way = trio.Event(), threading.Event(), list[str]()
     occupied, token = disk_usage.occupied_bytes, trio.lowlevel.current_trio_token()
 
     def slow(paths: list[str], *rest: Any, **more: Any) -> int:
-        if large.sandbox_id in str(paths[0]):
-            token.run_sync_soon(looked.set)
+        if any(sandbox_id in str(paths[0]) for sandbox_id in large):
+            under_way.append(str(paths[0]))
+            if len(under_way) == disk_watch.AT_ONCE:
+                token.run_sync_soon(looked.set)
             go_on.wait(patient(60))
         return occupied(paths, *rest, **more)
 

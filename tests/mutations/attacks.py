@@ -354,7 +354,7 @@ ATTACKS: Final = (
         "daemon's threads",
         "walks without end, frozen files",
         {
-            CODE: f"{_ENEMY}test_one_that_takes_long_to_look_at_delays_no_other",
+            CODE: f"{_ENEMY}test_those_that_take_long_to_look_at_delay_no_other",
             USER: f"{_SHARES}test_reads_of_one_sandbox_delay_neither_others_nor_a_stop",
         },
     ),

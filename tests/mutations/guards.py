@@ -192,7 +192,7 @@ GUARDS = [
         "daemon/sandkeepd/providers/common/disk_watch.py",
         "nursery.start_soon(self._try, instance)",
         "await self._try(instance)",
-        f"{_ENEMY}test_one_that_takes_long_to_look_at_delays_no_other[local]",
+        f"{_ENEMY}test_those_that_take_long_to_look_at_delay_no_other[local]",
     ),
     Guard(
         "The code inside takes no blocks that its disk has for the daemon",

@@ -368,7 +368,7 @@ class Operation(ABC, Generic[S, A]):
                 nursery.start_soon(self.core.run_logged, partial(self._recover_due, order), what)
 
     async def _recover_due(self, order: Order[S]) -> None:
-        with self._interruptible(order):
+        with self._interruptible(order), working_for(getattr(order.subject, "owner", "")):
             if self.is_current(order):
                 await self._recover(order)
 

@@ -50,6 +50,9 @@ _LAST: Final = 511
 _LOOK_S: Final = 0.2
 """Seconds in which a program is killed whose caller is cancelled."""
 
+_MAX_ERRORS_BYTES: Final = 1 << 16
+"""Size of a program's stderr beyond which no more of it is kept."""
+
 _PRECEDENCE: Final = -10
 _OF_SESSION: Final = "/proc/self/autogroup"
 """The same for the session of this process, if the kernel knows of that."""
@@ -272,7 +275,8 @@ def run_tool(
     under their numbers.
 
     Blocks. Raises `provider_unavailable` when it is missing or takes too long. It is killed when the call for
-    which this thread works is cancelled.
+    which this thread works is cancelled. Of its stderr, which may name each file of a hostile tree, the beginning is
+    returned.
     """
     program = shutil.which(argv[0], path=TOOL_PATH)
     if program is None:
@@ -306,7 +310,7 @@ def _devnull(flags: int) -> contextlib.AbstractContextManager[int]:
 
 
 def _read_all(pipes: Sequence[int], deadline: float) -> list[bytes] | None:
-    """Read the pipes until their other ends are closed; None after the deadline. Blocks."""
+    """Read stdout and the beginning of stderr until their other ends are closed; None after the deadline. Blocks."""
     output = {pipe: bytearray() for pipe in pipes}
     poll = select.poll()
     for pipe in pipes:
@@ -319,7 +323,8 @@ def _read_all(pipes: Sequence[int], deadline: float) -> list[bytes] | None:
             return None
         for pipe, _ in ready:
             piece = os.read(pipe, 65536)
-            output[pipe] += piece
+            if pipe == pipes[0] or len(output[pipe]) < _MAX_ERRORS_BYTES:
+                output[pipe] += piece
             if not piece:
                 poll.unregister(pipe)
                 open_pipes -= 1

@@ -16,12 +16,14 @@ import msgspec
 
 _UNSAFE: Final = (
     (0x00, 0x1F), (0x7F, 0x9F),  # C0, DEL, C1
-    (0xAD, 0xAD), (0x61C, 0x61C), (0x180E, 0x180E), (0x200B, 0x200F), (0x2028, 0x202E), (0x2060, 0x206F),
-    (0xFEFF, 0xFEFF), (0xFFF9, 0xFFFB), (0x13430, 0x1343F), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A),
-    (0xE0000, 0xE007F),
+    (0xAD, 0xAD), (0x34F, 0x34F), (0x61C, 0x61C), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F),
+    (0x200B, 0x200F), (0x2028, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164), (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF),
+    (0xFFA0, 0xFFA0), (0xFFF0, 0xFFFB), (0x13430, 0x1343F), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A),
+    (0xE0000, 0xE0FFF),
 )  # fmt: skip
-"""Ranges of the controls (Unicode's category Cc), line and paragraph separators (Zl, Zp), and format characters (Cf),
-but for the few that draw something. Listed, as `unicodedata` would cost each command its import.
+"""Ranges of the controls (Unicode's category Cc), line and paragraph separators (Zl, Zp), format characters (Cf), but
+for the few that draw something, and of all others that draw nothing (Default_Ignorable_Code_Point), such as the fillers
+of Hangul, which are letters. Listed, as `unicodedata` would cost each command its import.
 """
 
 _CLASS: Final = "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in _UNSAFE)
@@ -34,13 +36,18 @@ _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 def plain(text: object) -> str:
     """Return a text as one line, without characters that drive a terminal or cannot be seen."""
     line = str(text)
-    return line if line.isprintable() else _UNSAFE_IN_LINE.sub(_shown, line)
+    return line if _is_harmless(line) else _UNSAFE_IN_LINE.sub(_shown, line)
 
 
 def lines(text: object) -> str:
     """Return a text of any number of lines, which may have tabs, without such characters."""
     several = str(text)
-    return several if several.isprintable() else _UNSAFE_IN_LINES.sub(_shown, several)
+    return several if _is_harmless(several) else _UNSAFE_IN_LINES.sub(_shown, several)
+
+
+def _is_harmless(text: str) -> bool:
+    """Tell quickly of most texts: of others, `isprintable` knows letters that nobody sees."""
+    return text.isascii() and text.isprintable()
 
 
 def _shown(found: re.Match[str]) -> str:

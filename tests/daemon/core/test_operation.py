@@ -14,6 +14,7 @@ from sandkeep.errors import DaemonError, ProviderError
 from sandkeep.events import LOG_STREAM
 from sandkeep.protocol.methods import METHODS, ImageCreate
 from sandkeep_store.eventlog.log import NewEvent
+from sandkeep_store.threads import Threads, working_for
 from sandkeep_store.views.images import ImageState
 from sandkeepd.core.access import Request
 from sandkeepd.core.call import cannot_give, no_progress
@@ -32,6 +33,7 @@ class Toy(ImageCreation):
         super().__init__(daemon.core, ImageHolds())
         self._does = does
         self.undone_of: list[str] = []
+        self.threads, self.shares = Threads(1), list[object]()
 
     async def act(self, order: Order[ImageState]) -> Sequence[NewEvent]:
         await self._does(order)
@@ -39,6 +41,7 @@ class Toy(ImageCreation):
 
     async def undo(self, order: Order[ImageState]) -> None:
         self.undone_of.append(order.stream)
+        self.shares.append(self.threads.share)
 
 
 def request_of() -> Request[Any]:
@@ -169,6 +172,8 @@ async def test_what_a_dead_daemon_had_begun_is_undone_and_begun_anew(state_dir: 
         await toy.begin(intent(later), request_of().meta)  # what clients begin is not for it
         await toy.recover()
         assert toy.undone_of == [image_id]
+        with working_for("uid:0"):  # whose order it was: the daemon's own threads are for its own work
+            assert toy.shares == [toy.threads.share]
         assert await kinds(daemon, image_id) == ["image.create_requested", "image.create_failed"]
         first = (await daemon.core.log.read(0, 1, stream=image_id))[0]
         assert await toy.again(request_of(), first) is RUN_AGAIN

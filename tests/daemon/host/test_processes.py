@@ -63,6 +63,13 @@ def test_a_tool_is_run_to_its_end_and_heard_on_both_pipes() -> None:
     assert run_tool(["sh", "-c", "kill -9 $$"]).returncode == -signal.SIGKILL
 
 
+def test_a_tool_with_an_error_for_each_file_of_a_tree_fills_no_memory() -> None:
+    done = run_tool(["sh", "-c", "echo first >&2; head -c 9000000 /dev/zero >&2; echo done"])
+    assert done.stdout == b"done\n"
+    assert done.stderr.startswith(b"first\n")
+    assert len(done.stderr) < 200_000
+
+
 def test_a_tool_that_is_missing_or_does_not_end_is_told_of() -> None:
     before = os.listdir("/proc/self/fd")
     with pytest.raises(ProviderError, match="nonesuch is missing: install it"):

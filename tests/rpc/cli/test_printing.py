@@ -203,6 +203,12 @@ def test_the_table_has_every_control_separator_and_format_character() -> None:
     assert not [c for c in hidden if c.encode() in printable.document(c) and c >= " "]
 
 
+def test_letters_and_marks_that_nobody_sees_are_in_the_table() -> None:
+    for unseen in "\u034f\u115f\u1160\u17b4\u180b\u3164\ufe0f\uffa0\U000e0100":
+        assert printable.plain(f"box{unseen}") == printable.lines(f"box{unseen}") == "box\ufffd"
+        assert unseen.encode() not in printable.document(unseen)
+
+
 @pytest.mark.parametrize("form", [printable.plain, printable.lines])
 def test_other_text_stays_as_it_is(form: Callable[[str], str]) -> None:
     for text in ("plain", "naïve 世界 🙂 e\u0301", "a\u00a0b", "\u0600", "\ue000", "\U000f0000"):

@@ -30,7 +30,8 @@ REST: Final = 3
 MAX_LOOK_S: Final = 1.0
 """Seconds that a measurement may have taken for one to be made before the end of a process is recorded."""
 
-_AT_ONCE: Final = 4
+AT_ONCE: Final = 4
+"""Number of measurements at once: of sandboxes that took longer than `MAX_LOOK_S` last, and of the others."""
 
 
 class DiskWatch:
@@ -41,7 +42,8 @@ class DiskWatch:
     def __init__(self, instances: Mapping[str, "HeldInstance"], occupied_bytes: Callable[[Any], int]) -> None:
         self._instances = instances
         self._occupied_bytes = occupied_bytes
-        self._in_thread = Threads(_AT_ONCE, abandon_on_cancel=True)
+        self._in_thread = Threads(AT_ONCE, abandon_on_cancel=True)
+        self._in_slow_thread = Threads(AT_ONCE, abandon_on_cancel=True)
 
     async def run(self) -> None:
         """Measure them all periodically, until cancelled. A sandbox with so many files that it takes long does not
@@ -76,8 +78,9 @@ class DiskWatch:
         """Measure a sandbox's disk usage, in its turn. If it is cancelled, as the sandbox ends, the thread is left."""
         instance.measured_at, instance.written_before = trio.current_time(), _written_bytes(instance)
         measure = partial(self._occupied_bytes, instance)
+        in_thread = self._in_slow_thread if instance.measure_s > MAX_LOOK_S else self._in_thread
         try:
-            occupied = await self._in_thread(measure)
+            occupied = await in_thread(measure)
         finally:
             now = trio.current_time()
             instance.measure_s = now - instance.measured_at

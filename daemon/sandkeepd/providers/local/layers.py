@@ -94,7 +94,7 @@ class LocalLayers(DirectoryLayers):
         os.mkdir(making, 0o700)
         opened = os.open(making, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         with closing_fd(opened) as target, shown(held.upper, above=self._layout.state_dir) as source:
-            copy = PassCopy(source, target, lambda: None)
+            copy = PassCopy(source, target)
             copied = copy_running(held, self._store, source, copy, select=whole, point="layer.frozen")
         return None if copied is None else copied.pause
 

@@ -73,7 +73,7 @@ class Packer:
     def _pack_all(self, held: SandboxFiles, request: PackRequest, moved: Meter) -> tuple[PackedArchive, Pause]:
         is_quick = is_quick_to_copy(held, self._layers, self._state_dir, shares_blocks=self._shares_blocks)
         if not is_quick:
-            with self._copied_running(held, request, whole, moved) as copied:
+            with self._copied_running(held, request, whole) as copied:
                 if copied is not None:
                     return self._pack_spooled(*copied, held, request, moved), copied[1].pause
         with self._frozen_changes(held, request, copy=is_quick) as (upper, pause):
@@ -113,14 +113,14 @@ class Packer:
 
     @contextmanager
     def _copied_running(
-        self, held: SandboxFiles, request: PackRequest, select: Select, moved: Meter
+        self, held: SandboxFiles, request: PackRequest, select: Select
     ) -> Iterator[tuple[Spool, Copied] | None]:
         """For the length of a block, provide a copy made while the sandbox ran; None if there can be none."""
         copy = self._layers.begin(request.name)
         try:
             opened = os.open(copy, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with closing_fd(opened) as target, self._shown(held.upper) as tree:
-                spool = Spool(tree, target, lambda: moved(0))
+                spool = Spool(tree, target)
                 copied = copy_running(held, self._layers, tree, spool, select=select, point="snapshot.frozen")
                 if copied is not None:
                     held.end_reading()
@@ -176,7 +176,7 @@ class Packer:
         packed, pause = self._pack_frozen_changes(held, request, before, moved, only_little=True)
         if packed is not None:
             return packed, pause
-        with self._copied_running(held, request, select, moved) as copied:
+        with self._copied_running(held, request, select) as copied:
             if copied is not None:
                 spool, (seen, passes) = copied
                 packed = self._pack_difference(spool, changes.compare(before, seen.found, wanted), held, request, moved)

@@ -18,7 +18,7 @@ from sandkeep.errors import DataError, ProviderError, SetupError
 from sandkeep.system.descriptors import closing_fd
 from sandkeep.system.openat2 import open_beneath
 from sandkeep_store.archives.tar import whiteouts
-from sandkeep_store.archives.tar.depth import MOST_LEVELS, require_depth, too_deep
+from sandkeep_store.archives.tar.depth import MOST_LEVELS, SHALLOW, require_path
 from sandkeep_store.archives.tar.members import TOP, Member
 from sandkeep_store.archives.tar.reader import Reader
 from sandkeep_store.archives.trees import pipes
@@ -75,7 +75,7 @@ def take_catalogue(tree: int, enter: Sequence[str] = (), overlay: Overlay | None
     found: dict[bytes, Seen] = {}
     size = 0
     for kind, inode, changed, path in _few(tree) or _all(tree, enter):
-        require_depth(path)
+        require_path(path)
         size += _SEEN_BYTES + len(path)
         if size > MAX_BYTES:
             message = f"there are more than {len(found)} changed files, too many for a snapshot: remove some"
@@ -90,12 +90,11 @@ def require_shallow(tree: int, enter: Sequence[str] = ()) -> None:
     """Raise `tree_too_deep` for an open directory that is too deep to copy. `enter` precedes find's argv. Blocks."""
     if few := _few(tree):
         for *_, path in few:
-            require_depth(path)
+            require_path(path)
         return
-    beyond = str(MOST_LEVELS + 1)
-    program = [*enter, "find", ".", "-mindepth", beyond, "-maxdepth", beyond, "-printf", r"%P\0", "-quit"]
-    for path in _listed(tree, program):
-        raise too_deep(path)
+    least, most = str(SHALLOW + 1), str(MOST_LEVELS + 1)
+    for path in _listed(tree, [*enter, "find", ".", "-mindepth", least, "-maxdepth", most, "-printf", r"%P\0"]):
+        require_path(path)
 
 
 _Entry = Sequence[bytes]

@@ -29,6 +29,7 @@ from sandkeep_store.archives.trees.changes import (
     tree_order,
 )  # fmt: skip
 from sandkeep_store.files.holes import data_of
+from sandkeep_store.threads import check_cancelled
 
 _SOURCE, _TARGET = 0, 1
 _PARENT: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -49,10 +50,10 @@ class _Attributes(NamedTuple):
 
 class Passes(ABC):
     """A copy of the open directory `top`, which the caller closes. `proceed` is called before each step, and ends a
-    pass by raising.
+    pass by raising: as soon as the call is cancelled for which this thread works.
     """
 
-    def __init__(self, top: int, proceed: Callable[[], None]) -> None:
+    def __init__(self, top: int, proceed: Callable[[], None] = check_cancelled) -> None:
         self._tops = [top]
         self._proceed = proceed
         self._copied: dict[bytes, Seen] = {}
@@ -146,7 +147,7 @@ class Passes(ABC):
 class PassCopy(Passes):
     """A copy in the open, empty directory `target`, which the caller closes, too."""
 
-    def __init__(self, source: int, target: int, proceed: Callable[[], None]) -> None:
+    def __init__(self, source: int, target: int, proceed: Callable[[], None] = check_cancelled) -> None:
         super().__init__(source, proceed)
         self._tops.append(target)
         self._directories: dict[bytes, _Attributes] = {}

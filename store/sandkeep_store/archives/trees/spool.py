@@ -20,6 +20,7 @@ from sandkeep_store.archives.trees.passes import Passes, extended, require_space
 from sandkeep_store.archives.trees.read import Remarks, What
 from sandkeep_store.archives.trees.tree import reserved
 from sandkeep_store.files.holes import data_of
+from sandkeep_store.threads import check_cancelled
 
 _PIECE: Final = 8 << 20
 _WINDOW: Final = 1 << 20
@@ -50,7 +51,7 @@ class _Spooled(NamedTuple):
 class Spool(Passes):
     """A copy in the open, empty file `target`, which the caller closes."""
 
-    def __init__(self, source: int, target: int, proceed: Callable[[], None]) -> None:
+    def __init__(self, source: int, target: int, proceed: Callable[[], None] = check_cancelled) -> None:
         super().__init__(source, proceed)
         self.target = target
         self._spooled: dict[bytes, _Spooled] = {}

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sandkeep.errors import SandkeepError
+from sandkeep.system.descriptors import closing_fd
 from sandkeep_store.archives.tar.members import TOP
 from sandkeep_store.archives.trees import changes
 from sandkeep_store.archives.trees.changes import ChangedTree
@@ -260,3 +262,34 @@ def test_what_is_very_deep(tmp_path: Path) -> None:
     tree = opened(tmp_path)
     assert len(changes.take_catalogue(tree)) == 401
     os.close(tree)
+
+
+# -- trees that are too deep -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("look", [changes.take_catalogue, changes.require_shallow])
+@pytest.mark.parametrize("files", [1, 600])  # of few and of many, which are looked at by other means
+@pytest.mark.parametrize(
+    ("name", "levels", "why"),
+    [("d", 512, "more than 512 levels"), ("d" * 255, 15, "paths of more than 3840 bytes")],
+)
+def test_paths_of_too_many_names_or_bytes_are_refused(
+    tmp_path: Path, look: Callable[[int], object], files: int, name: str, levels: int, why: str
+) -> None:
+    deepest = tmp_path.joinpath(*[name] * (levels - 1))
+    deepest.mkdir(parents=True)
+    for number in range(files):
+        (deepest / str(number)).touch()
+    with closing_fd(opened(tmp_path)) as tree:
+        look(tree)
+        (deepest / name).mkdir()
+        (deepest / name / "f").touch()
+        refused = refused_by(look, tree)
+    assert refused.code == "tree_too_deep"
+    assert why in refused.message
+
+
+def refused_by(look: Callable[[int], object], tree: int) -> SandkeepError:
+    with pytest.raises(SandkeepError) as refusal:
+        look(tree)
+    return refusal.value

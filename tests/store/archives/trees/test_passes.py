@@ -2,11 +2,13 @@
 
 import errno
 import os
+import threading
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryFile
 
 import pytest
+import trio
 from tests.store.archives.trees.test_changes import looked_at
 from tests.support.trees import Gardener, described, opened
 
@@ -15,6 +17,7 @@ from sandkeep_store.archives.trees.pack import write
 from sandkeep_store.archives.trees.passes import PassCopy, Passes
 from sandkeep_store.archives.trees.spool import Spool, SpooledTree
 from sandkeep_store.archives.trees.unpack import unpack
+from sandkeep_store.threads import Threads
 
 pytestmark = pytest.mark.needs("root")
 
@@ -77,6 +80,33 @@ def unpack_spooled(spool: Spool, names: list[bytes], target: Path) -> None:
         unpack(archive.fileno(), str(target), limits=made.limits)
 
 
+@pytest.mark.parametrize("way", ["directory", "spool"])
+def test_a_copy_ends_when_its_call_is_cancelled(tmp_path: Path, way: str) -> None:
+    (source := tmp_path / "source").mkdir()
+    (target := tmp_path / "target").mkdir()
+    (source / "file").touch()
+    now, is_cancelled, outcomes = looked_at(source), threading.Event(), list[bool]()
+
+    def work() -> None:
+        with opened(str(source)) as tree, opened(str(target)) as into, TemporaryFile() as file:
+            copy = Spool(tree, file.fileno()) if way == "spool" else PassCopy(tree, into)
+            is_cancelled.wait()
+            outcomes.append(copy.update(now, list(now), list(now)))
+
+    async def cancel(call: trio.CancelScope) -> None:
+        call.cancel()
+        is_cancelled.set()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            with trio.CancelScope() as call:
+                nursery.start_soon(cancel, call)
+                await Threads(1)(work)
+
+    trio.run(main)
+    assert outcomes == []
+
+
 def test_a_copy_leaves_space_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "_SPARE_BYTES", 1 << 60)
     (source := tmp_path / "source").mkdir()
@@ -85,5 +115,5 @@ def test_a_copy_leaves_space_for_others(tmp_path: Path, monkeypatch: pytest.Monk
     with opened(str(source)) as tree, opened(str(target)) as into:
         now = looked_at(source)
         with pytest.raises(OSError) as caught:
-            PassCopy(tree, into, lambda: None).update(now, list(now), list(now))
+            PassCopy(tree, into).update(now, list(now), list(now))
     assert caught.value.errno == errno.ENOSPC
