@@ -131,6 +131,11 @@ ATTACKS: Final = (
             USER: f"{_USER}test_links_that_are_planted_where_anybody_may_write_lead_nobody_anywhere",
         },
     ),
+    Attack(
+        "host files",
+        "links put into the path of a commit's target",
+        {USER: f"{_COMMIT}test_no_link_is_followed_where_somebody_else_may_write"},
+    ),
     Attack("host files", "git's configuration and hooks", {CODE: f"{_COMMITS}test_nothing_below_git_is_committed"}),
     Attack("host files", "bare repositories", {CODE: f"{_COMMITS}test_no_bare_repository_is_committed"}),
     Attack(
@@ -225,6 +230,11 @@ ATTACKS: Final = (
             USER: f"{_FOREIGN}test_no_build_gets_at_it",
             OUTSIDE: f"{_FOREIGN}test_a_base_that_copies_from_it_by_a_trigger",
         },
+    ),
+    Attack(
+        "images of the engine",
+        "Dockerfiles that the engine reads otherwise",
+        {USER: f"{_FOREIGN}test_no_build_gets_at_it_by_what_an_engine_reads_otherwise"},
     ),
     Attack(
         "images of the engine",
