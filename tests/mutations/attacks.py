@@ -242,6 +242,8 @@ ATTACKS: Final = (
         {OUTSIDE: f"{_FOREIGN}test_a_registry_that_only_names_an_image_of_here_has_not_given_it"},
     ),
     Attack("images of the engine", "a registry that names a layer of here", {OUTSIDE: OPEN}),
+    Attack("engine", "a registry that answers without end, or stops within layers", {USER: OPEN, OUTSIDE: OPEN}),
+    Attack("host files", "a lock on a commit's target", {USER: OPEN}),
     Attack(
         "images of the engine",
         "a published tag that is moved later",
