@@ -131,6 +131,11 @@ ATTACKS: Final = (
             USER: f"{_USER}test_links_that_are_planted_where_anybody_may_write_lead_nobody_anywhere",
         },
     ),
+    Attack(
+        "host files",
+        "links put into the path of a commit's target",
+        {USER: f"{_COMMIT}test_no_link_is_followed_where_somebody_else_may_write"},
+    ),
     Attack("host files", "git's configuration and hooks", {CODE: f"{_COMMITS}test_nothing_below_git_is_committed"}),
     Attack("host files", "bare repositories", {CODE: f"{_COMMITS}test_no_bare_repository_is_committed"}),
     Attack(
@@ -228,10 +233,17 @@ ATTACKS: Final = (
     ),
     Attack(
         "images of the engine",
+        "Dockerfiles that the engine reads otherwise",
+        {USER: f"{_FOREIGN}test_no_build_gets_at_it_by_what_an_engine_reads_otherwise"},
+    ),
+    Attack(
+        "images of the engine",
         "a registry that names an image of here",
         {OUTSIDE: f"{_FOREIGN}test_a_registry_that_only_names_an_image_of_here_has_not_given_it"},
     ),
     Attack("images of the engine", "a registry that names a layer of here", {OUTSIDE: OPEN}),
+    Attack("engine", "a registry that answers without end, or stops within layers", {USER: OPEN, OUTSIDE: OPEN}),
+    Attack("host files", "a lock on a commit's target", {USER: OPEN}),
     Attack(
         "images of the engine",
         "a published tag that is moved later",

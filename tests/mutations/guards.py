@@ -416,6 +416,22 @@ GUARDS = [
         f"{_FOREIGN_IMAGES}test_a_registry_for_everybody_and_a_tag_that_is_another_here",
     ),
     Guard(
+        "An engine gets the Dockerfile as it was understood",
+        "daemon/sandkeepd/providers/docker/dockerfile.py",
+        "if _CONTROL.search(line):",
+        "if False:",
+        "tests/daemon/providers/docker/test_build_context.py::test_what_may_not_be_named_or_could_be_understood_otherwise"
+        "[FROM x\\nRUN a\\rFROM sandkeep]",
+    ),
+    Guard(
+        "No stage is copied from before it is complete",
+        "daemon/sandkeepd/providers/docker/dockerfile.py",
+        "earlier = self._stages[:-1]",
+        "earlier = self._stages",
+        "tests/daemon/providers/docker/test_build_context.py::test_what_may_not_be_named_or_could_be_understood_otherwise"
+        "[FROM x AS sandkeep\\nCOPY --from=sandkeep / /]",
+    ),
+    Guard(
         "A base's triggers name no images",
         "daemon/sandkeepd/providers/docker/dockerfile.py",
         "if images and not may_name_images:",
@@ -648,6 +664,14 @@ GUARDS = [
         "if max(piece.size_bytes, len(data)) > max_bytes:",
         "if False:",
         "tests/rpc/clients/test_handles.py::test_a_sandbox_cannot_fill_the_memory_of_its_client",
+    ),
+    # paths of callers
+    Guard(
+        "No link that others can replace leads to the target of a commit",
+        "daemon/sandkeepd/host/host_commit/target.py",
+        "self._is_ours = self._is_ours and _stays(above, info)",
+        "",
+        f"{_COMMITS}test_a_link_where_anybody_may_write[511]",
     ),
     # recovery state
     Guard(

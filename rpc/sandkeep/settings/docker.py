@@ -53,10 +53,11 @@ HOST = Setting(
 KEY_REGISTRIES = Setting(
     "SANDKEEP_KEY_REGISTRIES",
     _registries,
-    PUBLIC,
-    "Registries of which API keys may name images, by `HOST` or `HOST:PORT`, such as `docker.io, registry.lan:5000`; "
-    "`public` stands for those by names that have public addresses alone. A name can change its address: without "
-    "`public` the engine asks no others.",
+    "docker.io",
+    "Registries of which API keys may name images, by `HOST` or `HOST:PORT`, such as `docker.io, registry.lan:5000`. "
+    "A registry tells the engine where to get a token and content, and the engine fetches that from this machine's "
+    "network, loopback and private addresses too, and tells the registry the token: list only those that you trust. "
+    "`public` stands for all by names that have public addresses alone, whoever runs them.",
 )
 VOLUME_MODE: Setting[VolumeMode] = Setting(
     "SANDBOX_DOCKER_VOLUME_MODE",

@@ -451,6 +451,15 @@ def test_one_forbidden_path_stops_a_commit(home: Path, branch: Branch, path: byt
     assert refused(home, branch, force=None).code == "invalid"
 
 
+def test_no_bare_repository_comes_with_the_directories_above_forced_paths(home: Path, branch: Branch) -> None:
+    """They are in the branch's base, and the host has removed them: a commit makes them again."""
+    for path in ("sub/HEAD", "sub/config", "sub/objects/x", "sub/refs/x"):
+        branch(path, None, b"x")
+    error = refused(home, branch, force=None)
+    assert {each["why"] for each in error.data["paths"]} == {"git"}
+    assert os.listdir(home) == []
+
+
 def test_names_that_only_look_like_git_are_fine(home: Path, branch: Branch) -> None:
     for name in (".gitignore", ".github", "git", "a.git", ".git-x", "..git"):
         branch(name, None, b"x")
@@ -485,6 +494,50 @@ def test_the_path_of_the_target_may_have_links(home: Path, branch: Branch) -> No
     branch("x", None, b"x")
     apply(home / "link", branch)
     assert (home / "real" / "x").read_bytes() == b"x"
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("whose", [ALICE.uid, BOB.uid, 0], ids=["mallory's", "the caller's", "root's"])
+@pytest.mark.parametrize("as_root", [True, False])
+def test_no_link_is_followed_where_somebody_else_may_write(
+    home: Path, branch: Branch, whose: int, as_root: bool
+) -> None:
+    """He puts it in the place of the target, or of a directory above it; or it is one that was committed there."""
+    caller, victim = ME if as_root else BOB, home.with_name("victim")
+    (victim / "sub" / "T").mkdir(parents=True)
+    give(victim, caller)
+    give(home, ALICE)
+    (home / "real" / "T").mkdir(parents=True)
+    (home / "link").symlink_to(victim / "sub")
+    (home / "real" / "link").symlink_to(victim / "sub")
+    for path in ("link", "real", "real/link"):
+        os.chown(home / path, whose, whose, follow_symlinks=False)
+    branch("x", None, b"x")
+    for mode in (0o755, 0o777, 0o1777):
+        home.chmod(mode)
+        for path in ("link/T", "link", "real/link/T", "real/../link/T", "real/../../victim/sub/T"):
+            error = refused(home / path, branch, caller)
+            assert (error.code, error.data["field"]) == ("invalid", "target")
+            assert "link" in error.message
+    assert os.listdir(victim / "sub" / "T") == []
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("mode", [0o775, 0o777, 0o1777])
+def test_a_link_where_anybody_may_write(home: Path, branch: Branch, mode: int) -> None:
+    """In a directory such as ``/tmp`` the caller's own links are followed, which nobody else can replace."""
+    (home / "real").mkdir()
+    (home / "link").symlink_to("real")
+    (home / "evil").symlink_to("real")
+    give(home / "evil", ALICE)
+    home.chmod(mode)
+    branch("x", None, b"x")
+    assert "link" in refused(home / "evil", branch).message
+    if mode & stat.S_ISVTX:
+        apply(home / "link", branch)
+    else:
+        assert "link" in refused(home / "link", branch).message
+    assert (home / "real" / "x").exists() == (mode == 0o1777)
 
 
 @pytest.mark.parametrize("force", [(), None])

@@ -5,6 +5,7 @@ parses its answer strictly: a caller may manipulate processes of his own uid. Th
 import only the standard library and `sandkeep.system.openat2`:
 
 * `rights` drops rights, `changes` defines the request, `names` refuses paths, `tree` has the system calls;
+* `target` opens the directory, whatever others have put in its path;
 * `survey` compares the directory with the changes;
 * `staging` is the directory of one commit in the target, `moves` its steps forward and back, `apply` their order.
 

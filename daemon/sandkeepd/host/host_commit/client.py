@@ -397,6 +397,9 @@ def _target_error(answer: _Answer, target: str) -> SandkeepError:
     if answer.message == "git":
         message = f"{target} is in a directory of git's or of a commit: choose another one"
         return CallerError("invalid", message, field="target")
+    if answer.message == "link":
+        message = f"{target} leads through a link where another user may write: give the path without links"
+        return CallerError("invalid", message, field="target")
     if answer.errno in _DENIED:
         return CallerError("permission_denied", f"you may not read {target}", field="target", path=target)
     return CallerError("invalid", f"target: {target} is not a directory: {_reason(answer.errno)}", field="target")

@@ -24,6 +24,7 @@ from sandkeepd.host.host_commit.journal import Journal, JournalError
 from sandkeepd.host.host_commit.names import STAGING_PREFIX, Repositories, ancestors, is_git, staging_id
 from sandkeepd.host.host_commit.staging import ForeignError
 from sandkeepd.host.host_commit.survey import Survey
+from sandkeepd.host.host_commit.target import LedError
 from sandkeepd.host.host_commit.tree import Tree
 
 REQUEST_FD: Final = 3
@@ -91,6 +92,8 @@ def _run(request: dict[str, Any], checkpoint: _Checkpoints) -> dict[str, Any]:
     try:
         tree = Tree(request["target"].encode("latin-1"))
         path = tree.path
+    except LedError as error:
+        return {"result": "target", "errno": error.errno, "message": "link"}
     except OSError as error:
         return {"result": "target", "errno": error.errno}
     if any(is_git(part) or part.lower().startswith(STAGING_PREFIX) for part in path.split(b"/")):

@@ -50,7 +50,9 @@ class Survey:
         self._changes = changes
         self._forced = forced
         self._places = {change.path: place for place, change in enumerate(changes)}
-        self._brought = {folded_mark(change.path) for change in changes if change.new}
+        # With `force` also the directories above, which the host may lack.
+        brought = {path for change in changes if change.new for path in (change.path, *ancestors(change.path))}
+        self._brought = {folded_mark(path) for path in brought}
         self._repositories = Repositories(self._has)
         self.findings = [self._inspect(change) for change in changes]
         for place in sorted(range(len(changes)), key=lambda each: -depth(changes[each].path)):

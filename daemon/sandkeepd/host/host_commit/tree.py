@@ -12,6 +12,7 @@ from typing import Final
 from sandkeep.system.libc import sync_filesystem
 from sandkeep.system.openat2 import open_beneath
 from sandkeepd.host.host_commit.changes import PERMISSIONS
+from sandkeepd.host.host_commit.target import open_target
 
 _KINDS: Final = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -64,7 +65,7 @@ class Tree:
     """
 
     def __init__(self, target: bytes) -> None:
-        self.fd = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.fd = open_target(target)
         info = os.fstat(self.fd)
         self.device, self.inode = info.st_dev, info.st_ino
 

@@ -1,11 +1,12 @@
 """The parts of a Dockerfile that must be known before it is built: its steps, and the images that it names.
 
-The engine parses it again. Text that it could understand otherwise is refused here, and so are names of images that
-callers may not use: see `image_references`. Text in, text out.
+The engine parses it again, but not the caller's text: it gets one line for each instruction as it was understood here.
+What could be understood otherwise even so is refused, and so are names of images that callers may not use: see
+`image_references`. Text in, text out.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -22,18 +23,26 @@ _DOUBTFUL: Final = re.compile(r"\\\\[ \t]*$")
 _FLAG: Final = re.compile(r"--[a-z]+(?:=[^\s\"'\\]*)?(?=\s|$)")
 _HERE_DOCUMENT: Final = re.compile(r"\d*<<-?['\"]?[A-Za-z_][^<]*")
 _VARIABLE: Final = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)(?::([-+])([^{}$]*))?\})")
-_ASSIGNMENT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:=(\"[^\"\\]*\"|'[^'\\]*'|[^\s\"'\\]*))?")
+_ASSIGNMENT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:=(\"[^\"\\]*\"|'[^'\\]*'|[^\s\"'\\]*))?(?=\s|$)")
 _MAYBE_REMOTE: Final = re.compile(r"[:@$\\]")
 _SPACE: Final = re.compile(r"[\t\v\f\r ]+")
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+"""Python takes some of them for blanks, or for the end of a line, and engines do not."""
+
+_WORDS: Final = frozenset(
+    {
+        "ADD", "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL", "MAINTAINER",
+        "ONBUILD", "RUN", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR",
+    }
+)  # fmt: skip
 _MOST_DIGITS: Final = 6
 _STAGE: Final = re.compile(r"[a-z][a-z0-9_.-]*")
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One instruction: its lines, counted from 1, its first word, and the rest, all in one line."""
+    """One instruction: its first line, counted from 1, its first word, and the rest, all in one line."""
 
     first_line: int
-    last_line: int
     word: str
     rest: str
 
@@ -44,12 +53,10 @@ class Step(Struct, frozen=True, kw_only=True):
 
 
 class Dockerfile(Struct, frozen=True, kw_only=True):
-    """A Dockerfile's lines and steps, and the references of the images that it builds on or copies from. `named` has
-    that of each step that names one, by its first line. `platforms` are references with the platform
-    that a FROM wants of them.
+    """A Dockerfile's steps, and the references of the images that it builds on or copies from. `named` has that of each
+    step that names one, by its first line. `platforms` are references with the platform that a FROM wants of them.
     """
 
-    lines: list[str]
     steps: list[Step]
     images: list[str]
     named: dict[int, str] = {}
@@ -60,19 +67,17 @@ class Dockerfile(Struct, frozen=True, kw_only=True):
         Dockerfile's step for each resulting one; None is one of ours.
         """
         label = "LABEL " + " ".join(f"{name}={value}" for name, value in labels.items())
-        lines = list(self.lines)
-        for step in self.steps:
-            image = self.named.get(step.first_line)
-            if image is not None and image in ids:
-                # The engine must not resolve it again: the name may belong to another image there, which the caller may
-                # not use, or which has triggers that were not checked.
-                span = step.last_line - step.first_line
-                lines[step.first_line - 1 : step.last_line] = [""] * span + [_pinned(step, ids[image])]
-            if step.word == "FROM":
-                lines[step.last_line - 1] += f"\n{label}"
+        lines: list[str] = []
         steps: list[Step | None] = []
         for step in self.steps:
-            steps += [step, None] if step.word == "FROM" else [step]
+            # The engine must not resolve a reference again: the name may belong to another image there, which the
+            # caller may not use, or which has triggers that were not checked.
+            image = ids.get(self.named.get(step.first_line, ""))
+            lines.append(step.text if image is None else _pinned(step, image))
+            steps.append(step)
+            if step.word == "FROM":
+                lines.append(label)
+                steps.append(None)
         return "\n".join(lines) + "\n", steps
 
 
@@ -89,12 +94,12 @@ def read(content: bytes) -> Dockerfile:
     if not any(step.word == "FROM" for step in steps):
         raise _refusal(None, "it has no FROM")
     named = _Images(steps)
-    return Dockerfile(lines=lines, steps=steps, images=list(named.found), named=named.named, platforms=named.platforms)
+    return Dockerfile(steps=steps, images=list(named.found), named=named.named, platforms=named.platforms)
 
 
 def of_ours(lines: list[str]) -> Dockerfile:
     """Return a Dockerfile of ours, which may name any image."""
-    return Dockerfile(lines=lines, steps=list(_steps(lines)), images=[])
+    return Dockerfile(steps=list(_steps(lines)), images=[])
 
 
 def check_triggers(triggers: Sequence[str], *, may_name_images: bool) -> None:
@@ -111,6 +116,8 @@ def check_triggers(triggers: Sequence[str], *, may_name_images: bool) -> None:
 def _steps(lines: list[str]) -> Iterator[Step]:
     first, text = 0, ""
     for number, line in enumerate(lines, 1):
+        if _CONTROL.search(line):
+            raise _refusal(number, "there is a control character: write it as an escape sequence in a RUN step's text")
         if line.lstrip().startswith("#"):
             escape = _ESCAPE.match(line)
             if escape and escape[1] != "\\":
@@ -123,17 +130,19 @@ def _steps(lines: list[str]) -> Iterator[Step]:
         first = first or number
         text += _CONTINUED.sub("", line)
         if not _CONTINUED.search(line):
-            yield _step(first, number, text)
+            yield _step(first, text)
             first, text = 0, ""
-    if text:  # the file ends in a continuation, which must not take in lines added after it
-        last = max(number for number, line in enumerate(lines, 1) if _CONTINUED.search(line))
-        lines[last - 1] = _CONTINUED.sub("", lines[last - 1])
-        yield _step(first, last, text)
+    if text:
+        yield _step(first, text)
 
 
-def _step(first: int, last: int, text: str) -> Step:
+def _step(first: int, text: str) -> Step:
     word, *rest = _SPACE.split(text.strip(), maxsplit=1)
-    return Step(first_line=first, last_line=last, word=word.upper(), rest="".join(rest).strip())
+    if word.upper() not in _WORDS:  # which some engine may take for one of them
+        raise _refusal(first, f"{word[:60]!r} is no instruction")
+    if text.strip().endswith("\\"):  # after it was a blank of another kind
+        raise _refusal(first, "it ends in a backslash that continues no line")
+    return Step(first_line=first, word=word.upper(), rest="".join(rest).strip())
 
 
 class _Images:
@@ -144,6 +153,7 @@ class _Images:
         self.named: dict[int, str] = {}
         self.platforms: list[tuple[str, str]] = []
         self._arguments: dict[str, str | None] = {}
+        self._are_clear = True
         self._stages: list[str] = []
         for step in steps:
             self._look(step, step.word, step.rest)
@@ -154,7 +164,7 @@ class _Images:
         elif word == "FROM":
             self._begin_stage(step, rest)
         elif word == "ONBUILD":
-            inner = _step(step.first_line, step.last_line, rest)
+            inner = _step(step.first_line, rest)
             self._look(step, inner.word, inner.rest)
         elif word in ("COPY", "ADD", "RUN"):
             if any(_HERE_DOCUMENT.fullmatch(part) for part in rest.split()):
@@ -163,7 +173,8 @@ class _Images:
                 )
             flags, arguments = _flags(step, rest)
             for name in (flag.removeprefix("--from=") for flag in flags if flag.startswith("--from=")):
-                if not self._is_stage(name) and not self._is_index(name):
+                earlier = self._stages[:-1]  # the name of the present one is an image's as yet
+                if not _is_stage(name, earlier) and not _is_index(name, earlier):
                     self._use(step, name)
             if word == "ADD" and _MAYBE_REMOTE.search(_sources(arguments)):
                 # The engine itself would fetch it, from the host's network: loopback and private addresses, too.
@@ -174,36 +185,31 @@ class _Images:
                 )
 
     def _note_arguments(self, rest: str) -> None:
-        for part in rest.split():
-            assignment = _ASSIGNMENT.fullmatch(part)
+        while rest:
+            assignment = _ASSIGNMENT.match(rest)
             if assignment is None:
-                self._arguments[part.partition("=")[0]] = None
-                continue
+                self._are_clear = False
+                return
             value = assignment[2] or ""
             quoted = value[:1] in ("'", '"')
             plain = value[1:-1] if quoted else value
             self._arguments[assignment[1]] = plain if value[:1] == "'" else _expand(plain, self._arguments)
+            rest = rest[assignment.end() :].lstrip()
 
     def _begin_stage(self, step: Step, rest: str) -> None:
         if "\\" in rest:  # at its end, a backslash would take in the line that is added after it
             raise _refusal(step.first_line, "FROM has a backslash: write the reference plainly")
         flags, arguments = _flags(step, rest)
         name, *naming = arguments.split()[:3] or [""]
-        expanded = _expand(name, self._arguments)
+        expanded = _expand(name, self._arguments) if self._are_clear or "$" not in name else None
         if expanded is None:
             raise _refusal(step.first_line, f"what {name[:200]!r} means is not clear: write the reference itself")
-        is_image = expanded.lower() != SCRATCH and not self._is_stage(expanded)
+        is_image = expanded.lower() != SCRATCH and not _is_stage(expanded, self._stages)
         if is_image:
             self._use(step, expanded)
             self.platforms += [(expanded, flag.partition("=")[2]) for flag in flags]
         stage = naming[1].lower() if len(naming) == 2 and naming[0].upper() == "AS" else ""
         self._stages.append(stage if _STAGE.fullmatch(stage) else "")
-
-    def _is_stage(self, name: str) -> bool:
-        return name != "" and name.lower() in self._stages
-
-    def _is_index(self, name: str) -> bool:
-        return name.isdigit() and len(name) <= _MOST_DIGITS and int(name) < len(self._stages)
 
     def _use(self, step: Step, name: str) -> None:
         """Note the reference of an image."""
@@ -214,10 +220,18 @@ class _Images:
         self.named[step.first_line] = name
 
 
+def _is_stage(name: str, stages: Iterable[str]) -> bool:
+    return name != "" and name.lower() in stages
+
+
+def _is_index(name: str, stages: Sequence[str]) -> bool:
+    return name.isdecimal() and name.isascii() and len(name) <= _MOST_DIGITS and int(name) < len(stages)
+
+
 def _pinned(step: Step, image: str) -> str:
     """Return a step as one line, with `image` in place of the reference of one."""
     if step.word == "ONBUILD":
-        return f"ONBUILD {_pinned(_step(step.first_line, step.last_line, step.rest), image)}"
+        return f"ONBUILD {_pinned(_step(step.first_line, step.rest), image)}"
     flags, arguments = _flags(step, step.rest)
     if step.word == "FROM":
         arguments = " ".join([image, *arguments.split()[1:]])

@@ -199,6 +199,27 @@ def test_no_build_gets_at_it(scene: Scene, project: Callable[[str], str], docker
         assert client.image.create(source, clean=True).status == "ready"
 
 
+@pytest.mark.parametrize(
+    "dockerfile",
+    [
+        "FROM scratch\nCMD one \\\n\x1c\nCOPY --from={private} /whose /\n",
+        "FROM scratch\nCMD one \\\n\x1c# two\nCOPY --from={private} /whose /\n",
+        "FROM scratch AS one\nONBU\u0130LD COPY --from={private} /whose /\nFROM one\n",
+        "FROM scratch AS {simple}\nCOPY --from={simple} /whose /\n",
+        "FROM scratch AS {simple}\nCMD one \\\u00a0\nFROM scratch\nCOPY --from={simple} /whose /\n",
+        'ARG B={simple}\nARG A="x B=one y"\nFROM scratch AS one\nFROM $B\n',
+        "\ufeff\ufeffFROM {private}\n#\\\nFROM scratch\n",
+    ],
+)
+def test_no_build_gets_at_it_by_what_an_engine_reads_otherwise(
+    scene: Scene, project: Callable[[str], str], dockerfile: str
+) -> None:
+    scene.local("corp/base:1", "admin")
+    private, simple = (scene.tag("corp/base:1", name) for name in (f"{DOWN}/corp/private:1", "secret:latest"))
+    source = project(dockerfile.format(private=private, simple=simple.partition(":")[0]))
+    assert scene.take(USER, source) in ("invalid", "not_found")
+
+
 def test_no_directory_is_put_onto_it(scene: Scene, project: Callable[[str], str]) -> None:
     private = scene.tag(scene.local("corp/base:1", "admin"), f"{scene.public.address}/corp/private:1")
     assert scene.take(USER, project("FROM scratch\n"), base=private) == "not_found"
