@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import trio
 import trio.testing
@@ -21,14 +20,11 @@ from tests.support.expect import DEADLINE_S, until_async
 from tests.support.patience import patient
 
 from sandkeep.errors import SandkeepError
-from sandkeep.ids import SANDBOX, new_id
-from sandkeepd.contract.instance import Ending, Instance
+from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.processes import Exit, Launch
 from sandkeepd.keeper import copies
 from sandkeepd.keeper.processes import LOST_WITH_SANDBOX
 from sandkeepd.providers.docker.instance import ShelllessInstance
-from sandkeepd.providers.docker.plan import Plan
-from sandkeepd.providers.docker.start import RETIRED
 
 pytestmark = pytest.mark.needs("docker", "root")
 
@@ -394,23 +390,6 @@ async def test_adopting_goes_on_where_it_was(dockerd: Any, tmp_path: Path) -> No
                 assert (await instance.wait(running)).exit_code == 6
         finally:
             await second.close()
-
-
-@pytest.mark.parametrize("paused", [False, True])
-async def test_one_of_an_earlier_version_is_ended_and_keeps_its_files(world: World, *, paused: bool) -> None:
-    sandbox_id = new_id(SANDBOX)
-    plan = world.plans[sandbox_id] = world.plan(sandbox_id)
-    handle = world.handles[sandbox_id] = world.engine.retired(sandbox_id, world.log_id, plan)
-    if paused:
-        world.engine.ask("POST", f"/containers/sandbox-{sandbox_id}/pause")
-    isolation = await world.provider._isolation(msgspec.convert(plan, Plan), counted=False)
-    for _ in range(2):  # a daemon may die as it does that
-        adopted = await world.provider.adopt(sandbox_id, world.spec(), plan, isolation, handle)
-        assert adopted == Ending(kind="lost", message=RETIRED)
-        assert world.engine.container_of(sandbox_id)["State"]["Status"] == "exited"
-    assert world.provider.revival is not None
-    with pytest.raises(SandkeepError, match="an earlier version made it"):
-        await world.provider.revival.revive(sandbox_id, world.image_id, world.spec(), {}, plan, handle)
 
 
 async def test_a_container_that_ends_takes_its_processes_along(world: World) -> None:

@@ -14,7 +14,6 @@ from http.client import HTTPConnection
 from socket import AF_UNIX, socket
 from typing import Any
 
-import msgspec
 from tests.support import rootfs
 from tests.support.patience import patient
 
@@ -106,34 +105,6 @@ class PrivateEngine:
         """What `docker inspect` shows of a sandbox's container."""
         found: dict[str, Any] = self.get(f"/containers/sandbox-{sandbox_id}/json")
         return found
-
-    def retired(self, sandbox_id: str, log_id: str, plan: dict[str, Any]) -> dict[str, Any]:
-        """Make and start a container as earlier versions made those of images without a shell, whose first program did
-        nothing and was no keeper; answer the handle that was on record.
-        """
-        from sandkeepd.host.processes import identify
-
-        labels = {"sandkeep.sandbox": sandbox_id, "sandkeep.owner": plan["owner"], "sandkeep.log": log_id}
-        workspace = {"Type": "volume", "Source": plan["workspace_volume"]["source"], "Target": plan["workspace"]}
-        body = {
-            "Image": plan["image"], "User": f"{plan['uid']}:{plan['gid']}", "Labels": labels,
-            "Entrypoint": ["/bin/sleep", "100000"], "Cmd": [], "WorkingDir": plan["workspace"],
-            "HostConfig": {
-                "NetworkMode": "none", "ReadonlyRootfs": True,
-                "Mounts": [{**workspace, "VolumeOptions": {"Labels": labels}}],
-            },
-        }  # fmt: skip
-        status, answer = self.ask("POST", f"/containers/create?name={plan['name']}", body)
-        assert status == 201, answer
-        status, answer = self.ask("POST", f"/containers/{plan['name']}/start")
-        assert status == 204, answer
-        found = self.get(f"/containers/{plan['name']}/json")
-        first = identify(found["State"]["Pid"])
-        assert first is not None
-        return {
-            "first": msgspec.to_builtins(first), "container_id": found["Id"], "secrets": [],
-            "written": [mount["Source"] for mount in found["Mounts"]], "counted": False,
-        }  # fmt: skip
 
     # -- what one test leaves for the next ----------------------------------------------------------------------------
 

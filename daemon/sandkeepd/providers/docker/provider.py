@@ -217,9 +217,6 @@ class DockerProvider(KeeperProvider[DockerInstance]):
     ) -> DockerInstance | Ending | None:
         """See `Provider.adopt`. A container whose first process runs is taken over without the engine."""
         decided, earlier = msgspec.convert(plan, Plan), msgspec.convert(handle, Handle)
-        if docker_start.is_retired(decided, earlier):
-            await self._revival.halt(sandbox_id, plan, handle)
-            return Ending(kind="lost", message=docker_start.RETIRED)
         self._begin_to_follow()
         instance = await self._hold_earlier(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
         if instance is not None and decided.own_disk:

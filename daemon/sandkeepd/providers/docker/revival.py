@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
-from sandkeep.errors import SandkeepError, StateError
+from sandkeep.errors import SandkeepError
 from sandkeep.model import SandboxSpec
 from sandkeepd.contract.revival import Reviving
 from sandkeepd.host.undo import undo_on_error
@@ -35,8 +35,6 @@ class DockerRevival(Reviving):
         handle: dict[str, Any],
     ) -> DockerInstance:
         earlier = msgspec.convert(handle, Handle)
-        if docker_start.is_retired(msgspec.convert(plan, Plan), earlier):
-            raise StateError("not_ready", docker_start.RETIRED, sandbox_id=sandbox_id)
         await self._provider.follow_engine()
         await self.halt(sandbox_id, plan, handle)
         decided = msgspec.convert(plan, Plan)

@@ -67,20 +67,8 @@ class Handle(Struct, frozen=True, kw_only=True):
     secrets: list[str] = field(default_factory=list)
     written: list[str] = field(default_factory=list)
     counted: bool = False
-    keeper: bool = False
     name: str | None = None
     """The name of the container when it was made."""
-
-
-RETIRED: Final = (
-    "an earlier version made it, which served images without a shell in a way that this one has not: fork it, or "
-    "restore a snapshot of it, to go on with its files"
-)
-
-
-def is_retired(plan: Plan, handle: Handle) -> bool:
-    """Return True if it is of the kind that earlier versions made of images without a shell: without a keeper."""
-    return plan.shell is None and not handle.keeper
 
 
 def owner_of_files(plan: Plan) -> tuple[int, int] | None:
@@ -201,7 +189,7 @@ def _begin(client: Client, container_id: str, job: Job) -> Handle:
     counted = COUNTED in found["Config"]["Entrypoint"] and inotify.begin(first, job.directory)
     return Handle(
         first=first, container_id=container_id, secrets=job.secrets, written=_written_directories(found, job.plan),
-        counted=counted, keeper=True, name=found["Name"].removeprefix("/"),
+        counted=counted, name=found["Name"].removeprefix("/"),
     )  # fmt: skip
 
 

@@ -6,15 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from tests.daemon.app.test_adoption import forge, recorded
+from tests.daemon.app.test_adoption import recorded
 from tests.support.expect import refused, until
 from tests.support.patience import patient
 
 from sandkeep.errors import SandkeepError
-from sandkeep.ids import PROCESS, SANDBOX, new_id
-from sandkeep_store.eventlog.log import NewEvent
 
 pytestmark = pytest.mark.needs("docker", "root", "busybox")
 
@@ -78,47 +75,6 @@ def test_the_daemon_dies_under_them(daemon: Any) -> None:
         client.process.write_stdin("box", "reader", b"still there", eof=True)
         assert client.process.wait("box", "reader", timeout_s=patient(40)).exit_code == 0
         assert client.process.read("box", "reader").stdout == b"still there"
-
-
-def test_one_of_an_earlier_version_is_lost_and_its_files_are_not(daemon: Any, dockerd: Any) -> None:
-    """It is ended as the daemon starts, whatever ran in it; and a copy of its files goes on as all do now."""
-    with daemon.connect() as client:
-        client.process.launch("box", ["sleep", "1000"], name="lasting")
-        box = client.sandbox.get("box").sandbox_id
-    daemon.stop()
-    told = {fact.type: fact.event for fact in recorded(daemon.state_dir) if fact.sandbox_id == box}
-    asked, made = told["sandbox.create_requested"], told["sandbox.created"]
-    old, lasting = new_id(SANDBOX), new_id(PROCESS)
-    volume = {**asked.plan["workspace_volume"], "source": f"sandbox-{old}"}
-    plan = {**asked.plan, "name": f"sandbox-{old}", "workspace_volume": volume}
-    log_id = dockerd.container_of(box)["Config"]["Labels"]["sandkeep.log"]
-    handle = dockerd.retired(old, log_id, plan)
-    Path(f"/proc/{handle['first']['pid']}/root{plan['workspace']}/kept").write_bytes(b"here")
-    journals = Path(daemon.state_dir, "sandboxes", old, "out", "p")
-    journals.mkdir(parents=True)
-    Path(journals, f"{lasting}.stdout").write_bytes(b"written before")
-    forge(
-        daemon.state_dir,
-        NewEvent(old, msgspec.structs.replace(asked, name="old", plan=plan, secrets=[]), old),
-        NewEvent(old, msgspec.structs.replace(made, handle=handle), old),
-        NewEvent(lasting, msgspec.structs.replace(told["process.launch_requested"], sandbox_id=old), old),
-        NewEvent(lasting, told["process.started"], old),
-    )
-    daemon.start()
-    with daemon.connect() as client:
-        until(lambda: client.sandbox.get("old").status == "lost")
-        assert "an earlier version made it" in client.sandbox.get("old").error
-        assert client.process.get("old", "lasting").status == "lost"
-        assert client.process.read("old", "lasting").stdout == b"written before"
-        assert dockerd.container_of(old)["State"]["Status"] == "exited"
-        assert client.process.get("box", "lasting").status == "running"
-        told = refused("not_ready", client.sandbox.resume, "old")
-        assert "an earlier version made it" in told.message
-        client.sandbox.fork("old", names=["copy"])
-        assert client.sandbox.exec("copy", ["cat", "kept"]).stdout == b"here"
-        snapshot = client.snapshot.create("old").snapshot_id
-        client.sandbox.restore("old", snapshot_id=snapshot)
-        assert client.sandbox.exec("old", ["cat", "kept"]).stdout == b"here"
 
 
 @pytest.mark.parametrize("point", ["launch.written", "launch.sent", "launch.answered"])
