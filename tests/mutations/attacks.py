@@ -296,6 +296,7 @@ ATTACKS: Final = (
             USER: f"{_LIMITS}test_a_build_has_no_more_processes_than_the_limit",
         },
     ),
+    Attack("processor", "attributes without end in an archive that is restored", {OUTSIDE: OPEN}),
     Attack("kernel's pools", "terminals, inotify, aio", {CODE: f"{_POOLS}test_inotify"}),
     Attack(
         "disk",
@@ -363,12 +364,32 @@ ATTACKS: Final = (
         },
     ),
     Attack(
+        "daemon's memory",
+        "long paths, errors of helpers for each file",
+        {
+            CODE: "tests/daemon/host/test_processes.py::test_a_tool_with_an_error_for_each_file_of_a_tree_fills_no_memory",
+            USER: "tests/store/archives/trees/test_changes.py::test_paths_of_too_many_names_or_bytes_are_refused",
+        },
+    ),
+    Attack("daemon's memory", "comparisons of many large trees at once", {USER: OPEN}),
+    Attack(
         "daemon's threads",
         "walks without end, frozen files",
         {
             CODE: f"{_ENEMY}test_those_that_take_long_to_look_at_delay_no_other",
             USER: f"{_SHARES}test_reads_of_one_sandbox_delay_neither_others_nor_a_stop",
         },
+    ),
+    Attack("daemon's threads", "many users at once, as of `/etc/subuid`", {USER: OPEN}),
+    Attack(
+        "daemon's threads",
+        "orders that a dead daemon left",
+        {USER: "tests/daemon/core/test_operation.py::test_what_a_dead_daemon_had_begun_is_undone_and_begun_anew"},
+    ),
+    Attack(
+        "daemon's threads",
+        "files that take long to measure",
+        {CODE: f"{_ENEMY}test_those_that_take_long_to_look_at_delay_no_other"},
     ),
     Attack(
         "daemon's threads",
@@ -400,6 +421,16 @@ ATTACKS: Final = (
         },
     ),
     Attack(
+        "termination",
+        "reads that freeze what is being killed",
+        {CODE: "tests/daemon/host/test_cgroup_freezer.py::test_what_is_being_killed_is_not_frozen_any_more"},
+    ),
+    Attack(
+        "limits of sessions",
+        "files that cannot be saved",
+        {CODE: "tests/daemon/sessions/test_unsaved.py::test_files_that_keep_it_from_being_saved_are_given_up_earlier"},
+    ),
+    Attack(
         "stop of the daemon",
         "clients and work that do not end",
         {
@@ -414,6 +445,11 @@ ATTACKS: Final = (
         {
             CODE: "tests/daemon/sandboxes/test_enemy_viewers.py::test_a_viewer_at_the_command_line",
         },
+    ),
+    Attack(
+        "viewers' terminals",
+        "programs that tmux runs for a viewer",
+        {CODE: "tests/daemon/sandboxes/test_enemy_viewers.py::test_programs_that_tmux_runs_for_a_viewer_run_inside"},
     ),
     Attack(
         "viewers' terminals",
