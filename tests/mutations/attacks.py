@@ -40,6 +40,7 @@ _GVISOR = "tests/daemon/providers/gvisor/test_hostile_files.py::"
 _SNAPSHOTS = "tests/daemon/snapshots/test_enemy.py::"
 _SECCOMP = "tests/conformance/test_seccomp.py::"
 _FOREIGN = "tests/daemon/providers/docker/test_foreign_images.py::"
+_PROCESSES = "tests/daemon/host/test_processes.py::"
 _SHARES = "tests/daemon/app/test_shares.py::"
 _PRINTING = "tests/rpc/cli/test_printing.py::"
 
@@ -242,7 +243,15 @@ ATTACKS: Final = (
         {OUTSIDE: f"{_FOREIGN}test_a_registry_that_only_names_an_image_of_here_has_not_given_it"},
     ),
     Attack("images of the engine", "a registry that names a layer of here", {OUTSIDE: OPEN}),
-    Attack("engine", "a registry that answers without end, or stops within layers", {USER: OPEN, OUTSIDE: OPEN}),
+    Attack("engine", "a listed registry that answers without end, or stops within layers", {OUTSIDE: OPEN}),
+    Attack(
+        "engine",
+        "a registry of one's own",
+        {
+            USER: f"{_FOREIGN}test_a_registry_is_for_others_only_if_an_administrator_chose_it",
+            KEY: "tests/daemon/host/test_registries.py::test_registries_for_others_than_administrators",
+        },
+    ),
     Attack("host files", "a lock on a commit's target", {USER: OPEN}),
     Attack(
         "images of the engine",
@@ -367,7 +376,7 @@ ATTACKS: Final = (
         "daemon's memory",
         "long paths, errors of helpers for each file",
         {
-            CODE: "tests/daemon/host/test_processes.py::test_a_tool_with_an_error_for_each_file_of_a_tree_fills_no_memory",
+            CODE: f"{_PROCESSES}test_a_tool_with_an_error_for_each_file_of_a_tree_fills_no_memory",
             USER: "tests/store/archives/trees/test_changes.py::test_paths_of_too_many_names_or_bytes_are_refused",
         },
     ),
@@ -492,7 +501,7 @@ ATTACKS: Final = (
     Attack(
         "host's network",
         "IPv6 addresses that carry private IPv4 ones",
-        {KEY: "tests/daemon/sandboxes/test_registries.py::test_addresses_that_lead_to_private_ones_are_not_public"},
+        {KEY: "tests/daemon/host/test_registries.py::test_addresses_that_lead_to_private_ones_are_not_public"},
     ),
 )
 

@@ -395,6 +395,13 @@ GUARDS = [
         f"{_FOREIGN_IMAGES}test_an_image_that_an_administrator_built_is_his",
     ),
     Guard(
+        "A registry is asked for others only if an administrator chose it",
+        "daemon/sandkeepd/providers/docker/references.py",
+        "        await require_listed(wanted.in_full)\n",
+        "",
+        f"{_FOREIGN_IMAGES}test_a_registry_is_for_others_only_if_an_administrator_chose_it",
+    ),
+    Guard(
         "A registry is asked with the caller's login",
         "daemon/sandkeepd/providers/docker/references.py",
         "client.inspect_distribution(reference, auth_config=login)",

@@ -38,7 +38,7 @@ from sandkeepd.core.holds import Holds
 from sandkeepd.core.operation import Command, Creation, DirectCommand, Operation, Order, Removal
 from sandkeepd.core.paging import page
 from sandkeepd.host import caller_paths
-from sandkeepd.sandboxes.registries import require_public
+from sandkeepd.host.registries import require_listed
 
 REMOVE_DEADLINE_S = 300.0
 """Seconds a provider may take to remove an image before the request is repeated, if it can be interrupted."""
@@ -198,7 +198,7 @@ class Images:
         source = await self._source(request.params, request.caller)
         provider = self._core.provider(request.params.provider or source.provider)
         default_base = provider.builder.default_base() if provider.builder is not None else None
-        if request.peer.key is not None and source.kind == "reference":
+        if not request.admin and source.kind == "reference":
             await self._require_registry(owner, source.source, provider.name)
         event = rules.create_image(request.params, owner, provider.name, source, default_base)
         return await self.creation.run(NewEvent(ids.new_id(ids.IMAGE), event, expected_revision=0), request)
@@ -213,12 +213,12 @@ class Images:
         return image_sources.seen(command, await caller_paths.look(command.source, caller, dockerfile_path))
 
     async def _require_registry(self, owner: str, reference: str, provider: str) -> None:
-        """Raise `permission_denied` if a registry that is not for API keys would be asked for an image."""
+        """Raise `permission_denied` if a registry that is for administrators only would be asked for an image."""
         name, public = _in_full(reference), rules.published_images(self._core.state, owner)
         is_default = DOCKER_BASE.is_set and name == _in_full(DOCKER_BASE())
         if provider == image_sources.BUILDER and (is_default or name in public):
             return
-        await require_public(reference)
+        await require_listed(reference)
 
     async def remove(self, request: Request[ImageRemove]) -> Image:
         """Remove an image that no sandbox needs; only the name by which it is given if it has others: an image of the

@@ -50,11 +50,12 @@ HOST = Setting(
     "unix:///var/run/docker.sock",
     "The Docker engine that the Docker provider uses: `unix:///PATH`.",
 )
-KEY_REGISTRIES = Setting(
-    "SANDKEEP_KEY_REGISTRIES",
+REGISTRIES = Setting(
+    "SANDKEEP_REGISTRIES",
     _registries,
     "docker.io",
-    "Registries of which API keys may name images, by `HOST` or `HOST:PORT`, such as `docker.io, registry.lan:5000`. "
+    "Registries of which users who are no administrators, and API keys, may name images, by `HOST` or `HOST:PORT`, "
+    "such as `docker.io, registry.lan:5000`. "
     "A registry tells the engine where to get a token and content, and the engine fetches that from this machine's "
     "network, loopback and private addresses too, and tells the registry the token: list only those that you trust. "
     "`public` stands for all by names that have public addresses alone, whoever runs them.",

@@ -4,8 +4,8 @@ An engine's images have no owners, so the engine would give everybody what its a
 administrator may use all of them. For anybody else an image counts only if
 
 - an administrator has published it to the owner, by this reference, or has set it as the default base; or
-- its registry, which the engine asks with the caller's own login or with none, says that the reference means it: by the
-  digest that the registry answers the engine has it from there, or pulls it.
+- its registry is one of `REGISTRIES`, and, asked by the engine with the caller's own login or with none, says that the
+  reference means it: by the digest that the registry answers the engine has it from there, or pulls it.
 
 A registry that refuses, or cannot be reached, is never replaced by what is here. All refusals have one code and one
 sentence, whether or not there is such an image here.
@@ -28,6 +28,7 @@ from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.image_references import Reference
 from sandkeepd.contract.images import ImageRequest
 from sandkeepd.host import caller_paths
+from sandkeepd.host.registries import require_listed
 from sandkeepd.providers.docker import build
 from sandkeepd.providers.docker.engine import NOT_FOUND, Client, Engine, RefusedError, Tolerate, inspect_image
 from sandkeepd.providers.docker.stream import StreamedRequest, report_from_thread
@@ -56,7 +57,8 @@ class References:
     async def require(self, reference: str, request: ImageRequest, caller: Caller, progress: Progress) -> Document:
         """Return the engine's document about the image that a reference means to a request's caller.
 
-        Raises `not_found`; for an administrator also `permission_denied` and `provider_unavailable`, of the registry.
+        Raises `not_found`, and `permission_denied` for a registry that is for administrators only; for an administrator
+        also `permission_denied` and `provider_unavailable`, of the registry.
         """
         wanted = image_references.parse(reference, "source")
         if request.published is None or _is_default_base(wanted):
@@ -64,6 +66,7 @@ class References:
         digest = request.published.get(wanted.in_full)
         if digest is not None:
             return await self._engine.call(partial(inspect_image, name=digest))
+        await require_listed(wanted.in_full)
         return await self._of_registry(wanted, await _login_of(wanted.domain, request, caller), progress)
 
     async def _of_engine(self, wanted: Reference, progress: Progress, *, anew: bool) -> Document:

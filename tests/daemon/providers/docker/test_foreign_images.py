@@ -6,6 +6,7 @@ An attack is tried by an ordinary user and by an API key. Each is answered as fo
 import io
 import os
 import shutil
+import socket
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
@@ -133,7 +134,7 @@ def scene(dockerd: PrivateEngine, places: str) -> Iterator[Scene]:
         daemon = stack.enter_context(
             daemon_in(
                 places, DOCKER_HOST=dockerd.host, SANDBOX_DOCKER_NETWORK="none",
-                SANDKEEP_KEY_REGISTRIES=f"{registries[0].address}, {registries[1].address}, {DOWN}",
+                SANDKEEP_REGISTRIES=f"docker.io, {registries[0].address}, {registries[1].address}, {DOWN}",
             )
         )  # fmt: skip
         daemon.env["SANDKEEP_HTTP"] = f"unix:{daemon.root}/http.sock, tcp://127.0.0.1:0"
@@ -258,10 +259,32 @@ def test_a_copy_that_is_here_is_not_used_while_its_registry_is_down(scene: Scene
         scene.public.start()
 
 
+def test_a_registry_is_for_others_only_if_an_administrator_chose_it(
+    scene: Scene, project: Callable[[str], str]
+) -> None:
+    """One of their own could send the engine anywhere, or never end: it is not asked, by a name or in a Dockerfile."""
+    with socket.create_server(("127.0.0.1", 0)) as own:
+        own.settimeout(0)
+        reference = f"127.0.0.1:{own.getsockname()[1]}/x/y:1"
+        for source in (
+            reference,
+            project(f"FROM {reference}\n"),
+            project(f"FROM scratch\nCOPY --from={reference} / /\n"),
+        ):
+            code, message = as_client(scene.daemon, USER, lambda client, source=source: attempt(client, source))
+            assert (code, "SANDKEEP_REGISTRIES" in message) == ("permission_denied", True), message
+        assert scene.take_by_key(reference) == "permission_denied"
+        with pytest.raises(BlockingIOError):
+            own.accept()
+
+
 @contextmanager
 def accounts(scene: Scene, places: str, *uids: int) -> Iterator[tuple[RunningDaemon, dict[int, Path]]]:
     """A daemon on whose machine these uids have home directories."""
-    with daemon_in(places, DOCKER_HOST=scene.engine.host, SANDBOX_DOCKER_NETWORK="none") as daemon:
+    listed = f"docker.io, {scene.public.address}, {scene.private.address}"
+    with daemon_in(
+        places, DOCKER_HOST=scene.engine.host, SANDBOX_DOCKER_NETWORK="none", SANDKEEP_REGISTRIES=listed
+    ) as daemon:
         homes = {uid: Path(daemon.root, f"home{uid}") for uid in uids}
         for uid, home in homes.items():
             (home / ".docker").mkdir(parents=True)
@@ -322,7 +345,7 @@ def test_the_login_of_the_daemons_user_is_for_administrators(scene: Scene) -> No
     assert scene.take(USER, reference) == scene.take_by_key(reference) == "not_found"
 
 
-def test_a_registry_that_only_names_an_image_of_here_has_not_given_it(scene: Scene) -> None:
+def test_a_registry_that_only_names_an_image_of_here_has_not_given_it(scene: Scene, places: str) -> None:
     """Its manifest has the image's id: an engine does not ask for the content of what it has."""
     import hashlib
     import json
@@ -335,10 +358,14 @@ def test_a_registry_that_only_names_an_image_of_here_has_not_given_it(scene: Sce
         evil.manifests["evil/app:1"] = json.dumps(manifest).encode()
         pinned = f"{reference.rpartition(':')[0]}@sha256:{hashlib.sha256(evil.manifests['evil/app:1']).hexdigest()}"
         assert manifest["mediaType"] == MANIFEST
-        for _ in range(2):
-            assert scene.take(USER, reference) == scene.take(USER, pinned) == "not_found"
-        with scene.daemon.connect() as client:
-            assert scene.marker(client.image.create(reference).image_id) == "admin", "this is no attack"
+        listed = {"SANDKEEP_REGISTRIES": reference.partition("/")[0]}
+        with daemon_in(places, DOCKER_HOST=scene.engine.host, SANDBOX_DOCKER_NETWORK="none", **listed) as daemon:
+            daemon.start()
+            scene = scene._replace(daemon=daemon)
+            for _ in range(2):
+                assert scene.take(USER, reference) == scene.take(USER, pinned) == "not_found"
+            with daemon.connect() as client:
+                assert scene.marker(client.image.create(reference).image_id) == "admin", "this is no attack"
 
 
 def test_a_base_that_copies_from_it_by_a_trigger(scene: Scene, project: Callable[[str], str]) -> None:

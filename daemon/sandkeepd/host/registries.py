@@ -1,4 +1,8 @@
-"""The registries of which an API key may name images: the engine asks them from the host's network."""
+"""The registries of which those who are no administrators may name images.
+
+The engine asks a registry from the host's network, follows it to where it sends for tokens and content, and waits for
+it: somebody's own could fill the engine's memory, or hold up everybody's pulls.
+"""
 
 import re
 import socket
@@ -8,7 +12,7 @@ from typing import Final
 import trio
 
 from sandkeep.errors import CallerError
-from sandkeep.settings.docker import KEY_REGISTRIES, PUBLIC
+from sandkeep.settings.docker import PUBLIC, REGISTRIES
 from sandkeepd.contract import image_references
 
 LOOKUP_S: Final = 10.0
@@ -24,18 +28,16 @@ _TO_RELAYS: Final = ip_network("192.88.99.0/24")
 """The anycast address of 6to4 relays (RFC 7526), which anybody's network may answer."""
 
 
-async def require_public(image: str) -> None:
-    """Raise `permission_denied` for a reference to a registry that is not for API keys."""
+async def require_listed(image: str) -> None:
+    """Raise `permission_denied` for a reference to a registry that is for administrators only."""
     try:
         registry = image_references.parse(image, "image").domain
     except CallerError:
         return  # no reference: whoever makes an image of it says so
-    allowed = KEY_REGISTRIES()
+    allowed = REGISTRIES()
     if registry in allowed or (PUBLIC in allowed and await _is_public(registry)):
         return
-    message = (
-        f"image: the registry {registry} is not for API keys: an administrator can add it to {KEY_REGISTRIES.name}"
-    )
+    message = f"image: only administrators may use the registry {registry}: one can add it to {REGISTRIES.name}"
     raise CallerError("permission_denied", message, field="image")
 
 

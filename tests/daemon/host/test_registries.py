@@ -1,4 +1,4 @@
-"""The registries of which an API key may name images: by the setting, their names and what these resolve to."""
+"""The registries that others than administrators may use: by the setting, their names and what these resolve to."""
 
 import socket
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 import trio
 from tests.support.expect import refused_async
 
-from sandkeepd.sandboxes import registries
+from sandkeepd.host import registries
 
 
 class Names(trio.abc.HostnameResolver):
@@ -54,18 +54,20 @@ class Names(trio.abc.HostnameResolver):
         ("python:3.12", "private.example", False),
     ],
 )
-async def test_registries_for_keys(image: str, setting: str, allowed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SANDKEEP_KEY_REGISTRIES", setting)
+async def test_registries_for_others_than_administrators(
+    image: str, setting: str, allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SANDKEEP_REGISTRIES", setting)
     names = Names(
         public=["93.184.216.34", "2606:2800::1"], private=["10.1.2.3"], link=["169.254.169.254"],
         both=["93.184.216.34", "::1"],
     )  # fmt: skip
     trio.socket.set_custom_hostname_resolver(names)
     if allowed:
-        await registries.require_public(image)
+        await registries.require_listed(image)
         return
-    error = await refused_async("permission_denied", registries.require_public(image))
-    assert "SANDKEEP_KEY_REGISTRIES" in error.message
+    error = await refused_async("permission_denied", registries.require_listed(image))
+    assert "SANDKEEP_REGISTRIES" in error.message
 
 
 _INSIDE = ("7f00:1", "a01:203", "a9fe:a9fe", "c0a8:1", "6440:1")
