@@ -30,10 +30,13 @@ GROWTH: Final = ("segment.", "compact.", "redact.", "output.", "log.")
 """What the points and the events are called that belong to it."""
 
 LOST_BY_DAMAGE: Final = "log.event_lost"
+BY_PRUNE: Final = ("output.remove_requested", "output.removed")
+"""Of which `test_operations` tells."""
+
 COMMITS: Final = [
     f"{kind}:{side}"
     for kind in sorted(EVENTS)
-    if kind.startswith(GROWTH) and kind != LOST_BY_DAMAGE
+    if kind.startswith(GROWTH) and kind not in (LOST_BY_DAMAGE, *BY_PRUNE)
     for side in (failpoints.BEFORE, failpoints.AFTER)
 ]
 STEPS_OF_UPKEEP: Final = [f"{each.__name__}.{step}" for each in operations(Upkeep, UPKEEP_OF_LOG) for step in STEPS]
