@@ -209,7 +209,7 @@ async def test_a_clock_that_was_put_back_does_not_lengthen_a_time_limit(
     monkeypatch.setattr("sandkeepd.sandboxes.process_supervisor.now_us", lambda: yesterday)
     async with inside(state_dir) as daemon:
         await daemon.reconciler.run()
-        assert await ended(daemon) == 137
+        assert await ended(daemon) == 124
         await daemon.call("sandbox.terminate", sandbox_id="box")
 
 

@@ -67,7 +67,17 @@ class Program:
 
 def copying(way: str, path: str, form: str) -> list[str]:
     """What copies are made by."""
-    return ["sh", "-c", copies._SCRIPT, "sh", "receive" if way == "in" else "send", path, form, "hlp_" + "0" * 26]
+    return [
+        "sh",
+        "-c",
+        copies._SCRIPT,
+        "sh",
+        "receive" if way == "in" else "send",
+        path,
+        form,
+        "hlp_" + "0" * 26,
+        "513",
+    ]
 
 
 def test_in(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ async def test_what_was_cancelled_before_it_began_is_still_outdated(
     """A daemon that stops writes once more what its task did not get to."""
     files = files_of(tmp_path, log.fold())
 
-    async def cancelled_first(*_: object) -> None:
+    async def cancelled_first(*_: object, **__: object) -> None:
         scope.cancel()
         await trio.lowlevel.checkpoint_if_cancelled()  # as `run_sync` does before it begins a thread
 

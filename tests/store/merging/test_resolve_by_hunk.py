@@ -88,7 +88,7 @@ def test_clashes_of_others_stay_open() -> None:
     tree, merged = resolved(BASE, branches, {b"m": TakeBranch("b")})
     assert outcome_of(merged) == [(b"m", "content", [3])]
     assert tree == complete(BASE)
-    with pytest.raises(CallerError, match="takes no part"):
+    with pytest.raises(CallerError, match="has no change in the conflict"):
         resolved(BASE, branches, {b"m": TakeBranch("b")}, {b"m": TakeBranch("b")})
     tree, merged = resolved(BASE, branches, {b"m": TakeBranch("b")}, {b"m": TakeBranch("a")})
     assert tree[b"m"][2] == lines(_1="b", _4="a", _7="b")

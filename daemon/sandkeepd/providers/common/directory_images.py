@@ -44,7 +44,7 @@ class DirectoryImages(Images):
     async def make(self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress) -> ImportedImage:
         self._layout.prepare()
         root = self.root(image_id)
-        async with undo_on_error(self.remove, image_id):
+        async with undo_on_error(self._undo, image_id):
             self.begin(image_id)
             hide = never_packed(self._layout.state_dir)
             left_out = LeftOut(names=request.ignore, patterns=request.patterns, by_file=request.by_file)
@@ -61,8 +61,14 @@ class DirectoryImages(Images):
 
     async def remove(self, image_id: str) -> None:
         """See `Images.remove`. The files are out of the way when this returns, and deleted in the background."""
-        moved = await in_removal_thread(self._layout.put_in_trash, [self._layout.image(image_id)])
-        self._nursery.start_soon(self._delete, moved)
+        self._nursery.start_soon(self._delete, await self._put_in_trash(image_id))
+
+    async def _undo(self, image_id: str) -> None:
+        """Remove what was made of an image. When this returns its room is free: the disk may have been full."""
+        await self._delete(await self._put_in_trash(image_id))
+
+    async def _put_in_trash(self, image_id: str) -> list[str]:
+        return await in_removal_thread(self._layout.put_in_trash, [self._layout.image(image_id)])
 
     async def _delete(self, moved: list[str]) -> None:
         """Delete files in the trash. Error handling: what stays there is deleted at the next start."""
