@@ -57,6 +57,9 @@ def scene(request: pytest.FixtureRequest, places: str) -> Iterator[tuple[Running
             daemon.env["DOCKER_HOST"] = engine.host
             image["base"] = engine.guest()
         daemon.start()
+        if engine is not None:
+            with daemon.connect() as client:
+                client.image.publish(image["base"])
         yield daemon, image, program
 
 
