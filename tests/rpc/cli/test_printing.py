@@ -44,7 +44,7 @@ WORDS = {
 }  # fmt: skip
 OPTIONS = {
     "restore": ["--at", "1"], "update": ["--cpus", "1"], "rm": ["web1"], "attach-shared": ["--token", "t"],
-    "session ensure": ["web1", "--image", "web1"], "branch resolve": ["--rest", "base"],
+    "prune": ["--yes"], "session ensure": ["web1", "--image", "web1"], "branch resolve": ["--rest", "base"],
 }  # fmt: skip
 """What a command needs besides its required arguments."""
 
