@@ -67,9 +67,12 @@ def test_local_ones_end(new_daemon: Any, tmp_path: Path) -> None:
 def test_containers_end(new_daemon: Any, tmp_path: Path, dockerd: Any) -> None:
     daemon = new_daemon()
     daemon.env["DOCKER_HOST"] = dockerd.host
+    others = {each["Id"] for each in dockerd.get("/containers/json?all=1")}
     launch(daemon, tmp_path, [{"image": {"provider": "docker", "base": dockerd.tools()}}])
     end_by_themselves(daemon)
-    until(lambda: all(each["State"] == "exited" for each in dockerd.get("/containers/json?all=1")))
+    made = [each for each in dockerd.get("/containers/json?all=1") if each["Id"] not in others]
+    assert made
+    until(lambda: all(dockerd.get(f"/containers/{each['Id']}/json")["State"]["Status"] == "exited" for each in made))
     dockerd.remove_containers()
 
 
