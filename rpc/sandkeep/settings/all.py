@@ -26,10 +26,14 @@ def check(environ: Mapping[str, str]) -> None:
             setting(environ)
 
 
+NO_SETTINGS: Final = (failpoints.SETTING, "SANDKEEP_TEST_PATIENCE")
+"""Variables for the tests of Sandkeep itself."""
+
+
 def misspelt(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the variables that begin like Sandkeep's own and are no settings, each with the nearest that is one."""
     own = [name.removeprefix(OWN) for name in ALL_SETTINGS if name.startswith(OWN)]
     for name in environ:
-        if name.startswith(OWN) and name not in ALL_SETTINGS and name != failpoints.SETTING:
+        if name.startswith(OWN) and name not in ALL_SETTINGS and name not in NO_SETTINGS:
             for near in difflib.get_close_matches(name.removeprefix(OWN), own, n=1):
                 yield name, OWN + near
