@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from sandkeep.errors import CallerError, SandkeepError, StateError
+from sandkeep.errors import CallerError, StateError
 from sandkeep.protocol.methods import METHODS, EventQuery, Mutation
 from sandkeep_store.threads import working_for
 from sandkeep_store.views.sessions import SessionState
@@ -15,7 +15,7 @@ from sandkeepd.api.repeated_commands import RepeatedCommands
 from sandkeepd.core.access import Request, admit
 from sandkeepd.core.call import Call, no_progress
 from sandkeepd.core.core import Core
-from sandkeepd.core.messages import named_error, named_progress
+from sandkeepd.core.messages import named_progress, with_names
 from sandkeepd.core.operation import Again, Command, Handle
 
 HandleNow = Callable[[Request[Any]], Any]
@@ -54,23 +54,22 @@ class Dispatch:
     def _immediately(self, handle: HandleNow) -> Callable[[Call], Any]:
         def answer(call: Call) -> Any:
             request = admit(self._core.state, call)
-            try:
+            with with_names(self._core.state, request):
                 return handle(request)
-            except SandkeepError as error:
-                raise named_error(self._core.state, request, error) from error
 
         return answer
 
     async def __call__(self, call: Call) -> Any:
         """Answer a call. Raises SandkeepError."""
         request, handle = self._admitted(call)
-        try:
-            with self._core.quotas.calling(request), working_for(request.owner):
-                if request.command_id is None:
-                    return await handle(request)
-                return await self._commands.once(call, request, handle)
-        except SandkeepError as error:
-            raise named_error(self._core.state, request, error) from error
+        with (
+            with_names(self._core.state, request),
+            self._core.quotas.calling(request),
+            working_for(request.owner),
+        ):
+            if request.command_id is None:
+                return await handle(request)
+            return await self._commands.once(call, request, handle)
 
     def _admitted(self, call: Call) -> tuple[Request[Any], Handle]:
         """Let a call through, or raise as `admit` does. A command that may be a repeated one is let through although

@@ -6,6 +6,8 @@ the object is called so now, and nothing else is. The ids stay in the data of er
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from sandkeep import ids
@@ -25,17 +27,28 @@ _AUTOMATIC: Final = "auto-"
 _ID: Final = re.compile(r"\b(?:sbx|img|snp|ckp|prc)_[0-9a-hjkmnp-tv-z]{26}\b")
 
 
-def named_error(state: State, request: Request[Any], error: SandkeepError) -> SandkeepError:
-    """Return an error whose message has names; an id that its data lacks is added there."""
+def named_error(state: State, request: Request[Any], error: SandkeepError) -> SandkeepError | None:
+    """Return an error whose message has names, with the ids that its data lacks; None if the message has no ids."""
     replaced: dict[str, str] = {}
     message = _with_names(state, request, error.message, replaced)
     if not replaced:
-        return error
+        return None
     data = dict(error.data)
     for object_id, field in replaced.items():
         if error.code != "not_found" and object_id not in str(error.data):
             data.setdefault(field, object_id)
     return type(error)(error.code, message, **data)
+
+
+@contextmanager
+def with_names(state: State, request: Request[Any]) -> Iterator[None]:
+    """Have errors of a block say names."""
+    try:
+        yield
+    except SandkeepError as error:
+        if (named := named_error(state, request, error)) is None:
+            raise  # not from itself: in a cycle it would keep what its frames hold, such as descriptors
+        raise named from error
 
 
 def named_progress(state: State, request: Request[Any], progress: Progress) -> Progress:
