@@ -62,7 +62,7 @@ class Origin(Struct, frozen=True, array_like=True):
     mode: int = 0
     size: int = 0
     choice: str = ""
-    """How a conflict there was resolved."""
+    """The choice by which a conflict there was resolved."""
 
 
 class Outcome(Struct, frozen=True, kw_only=True):

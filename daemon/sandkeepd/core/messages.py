@@ -42,7 +42,7 @@ def named_error(state: State, request: Request[Any], error: SandkeepError) -> Sa
 
 @contextmanager
 def with_names(state: State, request: Request[Any]) -> Iterator[None]:
-    """Have errors of a block say names."""
+    """Put names for ids into the messages of errors that leave a block."""
     try:
         yield
     except SandkeepError as error:

@@ -82,7 +82,7 @@ class Turn:
 
     @asynccontextmanager
     async def taken(self) -> AsyncIterator[Callable[[], None]]:
-        """Have the turn for the length of a block, or until the function that it yields is called, from any thread."""
+        """Hold the turn for the length of a block, or until the function that it yields is called, from any thread."""
         reader, is_over = object(), False
         await self._limiter.acquire_on_behalf_of(reader)
         token = trio.lowlevel.current_trio_token()

@@ -72,7 +72,7 @@ def frozen(groups: Mapping[str, str], first_pid: int | None, mark: str) -> Itera
 
 @asynccontextmanager
 async def reading(groups: Mapping[str, str], name: str) -> AsyncIterator[Callable[[], None]]:
-    """Have the turn to read the sandbox of that name for the length of a block: in it, a thread may call `frozen`. The
+    """Hold the turn to read the sandbox of that name for the length of a block: in it, a thread may call `frozen`. The
     function that it yields ends the turn before the block ends. See `Turn`.
     """
     state = freezer_state_of(groups) or freezer_state(name)

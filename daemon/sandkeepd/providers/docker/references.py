@@ -190,7 +190,7 @@ def _headers(client: Client, name: str, login: Login | None) -> dict[str, str]:
 
 
 def _ask_registry(client: Client, reference: str, login: Login) -> str:
-    """Have the engine ask for the digest of a reference. Blocks. An empty login is none, not the daemon's."""
+    """Return a registry's digest for a reference, by the engine. Blocks. An empty login is none, not the daemon's."""
     import requests
 
     client.timeout = REGISTRY_S

@@ -60,7 +60,7 @@ class DockerSnapshots(Snapshotting):
             return await run_in_thread(packing, progress, "packing the files")
 
     def reading(self, sandbox_id: str) -> AbstractAsyncContextManager[Callable[[], None]]:
-        """Have the turn to freeze a container. See `pause.reading`."""
+        """Hold the turn to freeze a container. See `pause.reading`."""
         container = self._provider.instances.get(sandbox_id)
         return reading(container.cgroups if container is not None else {}, sandbox_id)
 

@@ -31,7 +31,7 @@ class SandboxFiles(Struct, frozen=True, kw_only=True):
         return first.pid if self.plan.mechanism == "bubblewrap" and identify(first.pid) == first else None
 
     def reading(self) -> AbstractAsyncContextManager[Callable[[], None]]:
-        """Have the turn to freeze it. See `pause.reading`."""
+        """Hold the turn to freeze it. See `pause.reading`."""
         return reading(self.plan.cgroups, self.upper)
 
     def freeze(self) -> AbstractContextManager[Pause]:
