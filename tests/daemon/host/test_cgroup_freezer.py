@@ -85,6 +85,27 @@ def reading(group: Group) -> ExitStack:
     return stack
 
 
+FORKS: str = "while :; do /bin/true; done"
+"""A program that forks all the time: one in thirty freezes of four of them was never completed, until asked again."""
+
+
+def test_what_forks_all_the_time_stands_still(group: Group) -> None:
+    forking = [subprocess.Popen(["sh", "-c", FORKS]) for _ in range(4)]
+    try:
+        for one in forking:
+            placement.write(f"{group.directory}/cgroup.procs", str(one.pid))
+        for _ in range(150):
+            group.freezer.suspend()
+            assert group.state() == SUSPENDED
+            group.freezer.resume()
+    finally:
+        freezer.thaw(group.groups)
+        for one in forking:
+            one.kill()
+            one.wait()
+        until(lambda: groups.members(group.groups) == [group.process.pid])  # what they began ends by itself
+
+
 def test_it_is_read_for_a_moment(group: Group) -> None:
     assert group.state() == GOES_ON
     for _ in range(2):

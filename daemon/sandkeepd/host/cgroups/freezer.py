@@ -190,9 +190,7 @@ class Freezer:
 
     def _freeze(self) -> None:
         try:
-            if not self.state.is_over:
-                write(self._switch.file, self._switch.freeze)
-            wait_until(lambda: self.state.is_over or _is_frozen(self._switch))
+            wait_until(lambda: self.state.is_over or self._stands_still())
             if self.state.is_over:
                 raise StateError("not_ready", "the sandbox is being ended")
         except OSError as error:
@@ -202,6 +200,13 @@ class Freezer:
         except BaseException:
             self._thaw()
             raise
+
+    def _stands_still(self) -> bool:
+        """Ask the kernel to freeze the group, and return True if it has. Version 1 loses the request for a process that
+        forks in that moment, whose group then freezes for ever: only asked again, it asks each process again.
+        """
+        write(self._switch.file, self._switch.freeze)
+        return _is_frozen(self._switch)
 
     def _thaw(self) -> None:
         with suppress(OSError):  # the group of a sandbox that has ended is gone
