@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+from tests.sources import repositories
 from tests.support import order, template
 from tests.support.patience import patient
 
@@ -96,6 +97,7 @@ ENGINES: dict[str, Callable[[], str | None]] = {
     "gcs": _modules("google.cloud.storage", "gcp_storage_emulator"),
     "s3": _modules("boto3", "moto.server", "flask"),
     "modal": _modules("modal"),
+    **repositories.ENGINES,
 }
 """Why an engine cannot be had here, or None when it can."""
 

@@ -26,7 +26,7 @@ def check(environ: Mapping[str, str]) -> None:
             setting(environ)
 
 
-NO_SETTINGS: Final = (failpoints.SETTING, "SANDKEEP_TEST_PATIENCE")
+NO_SETTINGS: Final = (failpoints.SETTING, "SANDKEEP_TEST_PATIENCE", "SANDKEEP_SOURCES")
 """Variables for the tests of Sandkeep itself."""
 
 
