@@ -125,23 +125,23 @@ def test_the_same_content_is_the_same_image_unless_it_is_wanted_clean(project: s
 
 def test_what_is_listed_can_be_passed_back(project: str, sandbox_id: str) -> None:
     """Names of processes, too, and ids everywhere in their place."""
-    crafty.launch_background_process("only one", sandbox_id, "echo one; exec sleep 1000")
+    crafty.launch_background_process("only-one", sandbox_id, "echo one; exec sleep 1000")
     for listed, records, get in (
         (crafty.list_images(), crafty.list_images_records(), crafty.get_image),
         (crafty.list_sandboxes(), crafty.list_sandboxes_records(), crafty.get_sandbox),
     ):
         assert [get(each) for each in listed] == list(records)
     assert list(crafty.list_processes()) == [record.name for record in crafty.list_processes_records()]
-    assert "only one" in crafty.list_processes()
-    one = crafty.get_process("only one")
-    assert crafty.get_process(one.process_id) == crafty.get_process("only one", sandbox_id) == one
+    assert "only-one" in crafty.list_processes()
+    one = crafty.get_process("only-one")
+    assert crafty.get_process(one.process_id) == crafty.get_process("only-one", sandbox_id) == one
     assert crafty.get_process(one.process_id, sandbox_id) == one
     other = crafty.create_sandbox(crafty.create_image(project, False, Provider.LOCAL), Provider.LOCAL)
-    crafty.launch_background_process("only one", other, "exec sleep 1000")
-    assert "give its sandbox too" in refused("invalid", crafty.get_process, "only one").message
+    crafty.launch_background_process("only-one", other, "exec sleep 1000")
+    assert "give its sandbox too" in refused("invalid", crafty.get_process, "only-one").message
     crafty.kill_process(one.process_id, sandbox_id)
-    assert crafty.get_process("only one", sandbox_id).is_terminated
-    crafty.kill_process("only one", other)
+    assert crafty.get_process("only-one", sandbox_id).is_terminated
+    crafty.kill_process("only-one", other)
     refused("not_found", crafty.get_process, "another")
 
 

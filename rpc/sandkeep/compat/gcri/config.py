@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, NoReturn
+from typing import Annotated, Any, Final, Literal, NoReturn, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -21,6 +21,8 @@ BASELINE: Final = ".gcri_baseline"
 """File in each workspace, made once it is set up: what is newer was changed in the branch. It never leaves it."""
 
 SECTION: Final = "sandbox"
+
+Policy: TypeAlias = MergePolicy | Literal["later"]
 
 _AT: Final = re.compile(r" - at `\$\.?(.*)`$")
 
@@ -46,7 +48,7 @@ class SandboxConfig(Struct, frozen=True, kw_only=True):
     enabled: bool = True
     writable_root: bool = False
     ignore: tuple[str, ...] = IGNORED
-    merge_policy: MergePolicy | Literal["later"] | None = None
+    merge_policy: Policy | None = None
     file_selection: dict[str, int] = field(default_factory=dict)
 
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 
 from sandkeep.blocking import Client, connect
 from sandkeep.clients.pages import every
-from sandkeep.compat.gcri.config import BASELINE, SandboxConfig, configuration
+from sandkeep.compat.gcri.config import BASELINE, Policy, SandboxConfig, configuration
 from sandkeep.compat.gcri.output import MAX_BYTES, Output, output_of
 from sandkeep.compat.gcri.verification import Aggregated, aggregated, later, merge_conflict, paths_of
 from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError
@@ -199,7 +199,7 @@ class SandboxStrategy(ABC):
             return self._merged(client, containers, self.config.merge_policy or "later", made, conflict)
 
     def _merged(
-        self, client: Client, containers: Sequence[str], policy: str, made: list[str],
+        self, client: Client, containers: Sequence[str], policy: Policy, made: list[str],
         conflict: Callable[[Merged, list[Conflict]], StateError], takes: Mapping[str, str] | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> str:  # fmt: skip
