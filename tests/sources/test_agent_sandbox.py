@@ -1,6 +1,8 @@
 """agent-sandbox's Python client of today against the double of a cluster: its own integration script, unmodified."""
 
+import dataclasses
 import io
+import json
 import os
 import subprocess
 import sys
@@ -70,3 +72,48 @@ def test_its_integration_script_of_pod_snapshots(cluster: Cluster) -> None:
     assert done.returncode == 0, said
     assert "--- Pod Snapshot Test Passed! ---" in done.stdout, said
     assert "An error occurred" not in done.stdout, said
+
+
+FACTS = """
+import json
+from k8s_agent_sandbox import constants, models
+from k8s_agent_sandbox.gke_extensions.snapshots import podsnapshot_client
+from k8s_agent_sandbox.sandbox_client import SandboxClient
+
+facts = {name: value for name, value in vars(constants).items() if name.isupper() and isinstance(value, str)}
+facts["TERMINAL"] = sorted(constants.TERMINAL_CLAIM_READY_REASONS)
+facts["RESULT"] = sorted(models.ExecutionResult.model_fields)
+facts["CLIENTS"] = [SandboxClient.__name__, podsnapshot_client.PodSnapshotSandboxClient.__name__]
+print(json.dumps(facts))
+"""
+
+
+def test_names_that_both_use_are_the_same() -> None:
+    """The client of today has another interface than the one that `sandkeep.compat.agent_sandbox` has: no template, and
+    snapshots by an engine of the sandbox. What goes to the cluster is the same.
+    """
+    from sandkeep.compat import agent_sandbox
+    from sandkeep.kubernetes import claims, pod_snapshots, versions
+
+    directory = repository("agent-sandbox") / CLIENT
+    environment = {**os.environ, "PYTHONPATH": str(directory), "PYTHONDONTWRITEBYTECODE": "1"}
+    said = subprocess.run([sys.executable, "-c", FACTS], env=environment, capture_output=True, check=True, text=True)
+    theirs = json.loads(said.stdout)
+    ours = {
+        "PODSNAPSHOT_NAME_ANNOTATION": pod_snapshots.RESTORE_ANNOTATION,
+        "PODSNAPSHOT_POD_NAME_ANNOTATION": pod_snapshots.ORIGIN_POD_ANNOTATION,
+        "POD_NAME_ANNOTATION": claims.POD_NAME_ANNOTATION,
+        "PODSNAPSHOT_API_GROUP": versions.POD_SNAPSHOTS.name,
+        "CLAIM_API_GROUP": versions.EXTENSIONS.name,
+        "SANDBOX_API_GROUP": versions.AGENTS.name,
+        "CLAIM_PLURAL_NAME": claims.CLAIMS,
+        "SANDBOX_PLURAL_NAME": claims.SANDBOXES,
+        "PODSNAPSHOT_PLURAL": pod_snapshots.SNAPSHOTS,
+        "PODSNAPSHOTMANUALTRIGGER_PLURAL": pod_snapshots.TRIGGERS,
+        "TERMINAL": sorted((*claims._INVALID, *claims._EXPIRED)),
+        "RESULT": sorted(field.name for field in dataclasses.fields(agent_sandbox.ExecutionResult)),
+    }
+    assert {name: theirs[name] for name in ours} == ours
+    assert set(theirs["CLIENTS"]) <= set(agent_sandbox.__all__)
+    assert theirs["CLAIM_API_VERSION"] in versions.EXTENSIONS.versions
+    assert theirs["PODSNAPSHOT_API_VERSION"] in versions.POD_SNAPSHOTS.versions
