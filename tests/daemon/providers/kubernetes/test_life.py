@@ -37,7 +37,7 @@ class House:
 
     def pods(self, **labels: str) -> list[Any]:
         """The pods with these labels, as the official client has them."""
-        selector = ",".join(f"sandkeep.{name}={value}" for name, value in labels.items())
+        selector = ",".join(f"sandbox.users.io/sandkeep-{name}={value}" for name, value in labels.items())
         found: list[Any] = self.api.core.list_namespaced_pod("default", label_selector=selector).items
         return found
 
