@@ -9,7 +9,6 @@ import json
 import sys
 from typing import Any
 
-
 PATH = {"PATH": "/workspace/bin:/usr/local/bin:/usr/bin:/bin"}
 
 
