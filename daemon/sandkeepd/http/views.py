@@ -5,7 +5,15 @@ from typing import Any, Final
 
 from sandkeep.model import TIMED_OUT, Artifact, Copied, ExecResult, FileWritten, Session, Snapshot
 from sandkeepd.http import quantities
-from sandkeepd.http.bodies import ArtifactView, CommandOutcome, DebugConnection, SessionView, SnapshotView, Uploaded
+from sandkeepd.http.bodies import (
+    ArtifactView,
+    CommandOutcome,
+    DebugConnection,
+    SessionView,
+    ShownStatus,
+    SnapshotView,
+    Uploaded,
+)
 from sandkeepd.http.row import PREFIX
 
 SESSIONS: Final = "/sessions/"
@@ -16,6 +24,8 @@ LABEL: Final = "label"
 """The label of a snapshot that has the words with which it was made."""
 
 _NO_EXIT_CODE: Final = 125
+_STATUSES: Final[dict[str, ShownStatus]] = {"starting": "starting", "ready": "ready", "failed": "failed"}
+"""Statuses by those of a session: the others are ends."""
 
 
 def path_of(session_id: str) -> str:
@@ -40,7 +50,7 @@ def session(found: Session) -> SessionView:
         memory=quantities.shown_size(sandbox.memory_bytes),
         ephemeral_storage=quantities.shown_size(sandbox.disk_bytes),
         restore_snapshot_id=found.restored_from,
-        status="terminated" if found.status in ("stopping", "expired") else found.status,
+        status=_STATUSES.get(found.status, "terminated"),
         ref=found.ref,
         control_endpoint=path_of(found.session_id),
         workspace_path=found.workspace_path,
