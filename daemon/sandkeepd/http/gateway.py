@@ -29,6 +29,7 @@ from sandkeepd.http.exchange import (
     authenticate,
     parse_query,
     read_body,
+    require_identity,
 )
 from sandkeepd.http.keys import Keys
 from sandkeepd.http.problems import RefusedError
@@ -231,6 +232,7 @@ class _Endpoint:
         try:
             asked.id = asked.scope.get("path_params", {}).get("id", "")
             asked.query = parse_query(asked.scope, row.query)
+            require_identity(asked.scope)
             if row.verb != "GET" and not row.streams:
                 asked.body = await read_body(asked, row.body)
             if row.serve is not None:
@@ -283,17 +285,20 @@ async def while_there(asked: Asked, work: Callable[[], Awaitable[Any]]) -> Any:
 
 def _failure(error: Exception, row: Row, asked: Asked | None) -> tuple[SandkeepError, HTTPStatus]:
     """Return the error to answer, and its status. A defect is put on record."""
+    if isinstance(error, SandkeepError) and row.problem is not None and asked is not None:
+        error = row.problem(asked, error) or error
     if isinstance(error, RefusedError):
         return error.error, error.status
     if not isinstance(error, SandkeepError):
         error = defects.report(error, f"{row.verb} {row.path}", None)
-    status = row.problem(asked, error) if row.problem is not None and asked is not None else None
-    return error, HTTPStatus(status) if status is not None else problems.status_of(error)
+    return error, problems.status_of(error)
 
 
 async def _send_problem(send: Send, error: SandkeepError, status: HTTPStatus, headers: Headers = ()) -> None:
     if status is HTTPStatus.UNAUTHORIZED:
         headers = [*headers, _CHALLENGE]
+    if status is HTTPStatus.UNSUPPORTED_MEDIA_TYPE:
+        headers = [*headers, (b"accept-encoding", b"identity")]
     document = problems.document(error, status)
     headers = [*headers, (b"content-type", problems.MEDIA_TYPE.encode()), (b"content-length", b"%d" % len(document))]
     await send({"type": "http.response.start", "status": status.value, "headers": headers})

@@ -1,5 +1,6 @@
 """Sessions over HTTP: their routes, bodies and statuses, by clients in two languages."""
 
+import gzip
 import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,7 @@ def test_the_life_of_a_session_by_curl(gateway: Gateway, tmp_path: Path) -> None
     ("body", "status", "code"),
     [
         ({}, 400, "invalid"),
-        ({"image": "img_none"}, 400, "not_found"),
+        ({"image": "img_none"}, 400, "invalid"),
         ({"image": "img_none", "restore_snapshot_id": "snp_none"}, 404, "not_found"),
         ({"mode": "k8s"}, 400, "provider_unavailable"),
         ({"mode": "k8s", "restore_snapshot_id": "snp_none"}, 404, "not_found"),
@@ -239,6 +240,19 @@ def test_files(gateway: Gateway) -> None:
     assert gateway.ask("GET", f"{of}files/content/?path=../../../../etc/shadow").problem == (404, "not_found")
     assert gateway.ask("POST", f"{of}files/upload/?path=/", b"x").problem == (403, "permission_denied")
     gateway.ask("DELETE", of)
+
+
+def test_a_compressed_body_is_refused(gateway: Gateway) -> None:
+    """Nothing is written: it would be taken for the file itself."""
+    gateway.make("packed")
+    upload = f"{SESSIONS}packed/files/upload/?path=a.gz"
+    for coding in ("gzip", "br, gzip", "identity, gzip", "\xff"):
+        for path, body in ((upload, gzip.compress(b"text")), (SESSIONS, gzip.compress(b"{}"))):
+            answer = gateway.ask("POST", path, body, headers={"Content-Encoding": coding})
+            assert answer.problem == (415, "invalid")
+            assert answer.headers["accept-encoding"] == "identity"
+    assert gateway.ask("GET", f"{SESSIONS}packed/files/content/?path=a.gz").status == 404
+    assert gateway.ask("POST", upload, b"text", headers={"Content-Encoding": "Identity"}).status == 200
 
 
 def test_a_broken_upload_leaves_nothing(gateway: Gateway) -> None:
