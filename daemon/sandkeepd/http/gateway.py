@@ -285,13 +285,12 @@ async def while_there(asked: Asked, work: Callable[[], Awaitable[Any]]) -> Any:
 
 def _failure(error: Exception, row: Row, asked: Asked | None) -> tuple[SandkeepError, HTTPStatus]:
     """Return the error to answer, and its status. A defect is put on record."""
-    if isinstance(error, SandkeepError) and row.problem is not None and asked is not None:
-        error = row.problem(asked, error) or error
     if isinstance(error, RefusedError):
         return error.error, error.status
     if not isinstance(error, SandkeepError):
         error = defects.report(error, f"{row.verb} {row.path}", None)
-    return error, problems.status_of(error)
+    status = row.problem(asked, error) if row.problem is not None and asked is not None else None
+    return error, HTTPStatus(status) if status is not None else problems.status_of(error)
 
 
 async def _send_problem(send: Send, error: SandkeepError, status: HTTPStatus, headers: Headers = ()) -> None:

@@ -7,7 +7,6 @@ from msgspec import Struct
 
 from sandkeep.errors import SandkeepError
 from sandkeepd.http.exchange import Asked, Reply
-from sandkeepd.http.problems import RefusedError
 
 if TYPE_CHECKING:
     from sandkeepd.http.gateway import Gateway
@@ -29,8 +28,8 @@ def session_only(asked: Asked) -> Values:
 
 class Row(Struct, frozen=True, kw_only=True):
     """One route. `params` makes the parameters of the method `operation` of a request. Of its answer `show` makes
-    the body of the reply, or `reply` the whole reply. `statuses` are those of success; `problem` returns
-    an error with another status or code than usual, or None.
+    the body of the reply, or `reply` the whole reply. `statuses` are those of success; `problem` is another status for
+    an error, if it has one.
 
     A row with `serve` answers by itself. `sends` and `takes` are then its media types.
     """
@@ -46,7 +45,7 @@ class Row(Struct, frozen=True, kw_only=True):
     query: type[Struct] = NoQuery
     body: type[Struct] | None = None
     answer: Any = None
-    problem: Callable[[Asked, SandkeepError], RefusedError | None] | None = None
+    problem: Callable[[Asked, SandkeepError], int | None] | None = None
     problems: tuple[int, ...] = ()
     serve: "Callable[[Gateway, Row, Asked], Awaitable[None]] | None" = None
     takes: str = JSON

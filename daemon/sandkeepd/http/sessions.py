@@ -4,7 +4,6 @@ import base64
 import binascii
 from collections.abc import Callable
 from contextlib import suppress
-from http import HTTPStatus
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -31,7 +30,6 @@ from sandkeepd.http.bodies import (
 )
 from sandkeepd.http.exchange import Asked, Headers, Reply
 from sandkeepd.http.gateway import Gateway
-from sandkeepd.http.problems import RefusedError
 from sandkeepd.http.row import PREFIX, Row, Values
 
 LEAST_IDLE_S: Final = 60
@@ -96,17 +94,13 @@ def _quantity(field: str, text: str | None, parse: Callable[[str], float]) -> fl
         raise CallerError("invalid", f"{field}: {error}", field=field) from None
 
 
-def ensure_problem(asked: Asked, error: SandkeepError) -> RefusedError | None:
-    """Return the error of a failed creation with its status: 404 if the snapshot that was to be restored cannot be,
-    else 400. Clients take any 404 for a missing snapshot, so an unknown image is `invalid`.
+def ensure_problem(asked: Asked, error: SandkeepError) -> int | None:
+    """Return the status of a failed creation: 404 if the snapshot that was to be restored cannot be, else 400: clients
+    take any 404 for a missing snapshot, and go on without one.
     """
     if error.code in ("invalid", "permission_denied", "conflict", "internal") or asked.body is None:
         return None
-    if asked.body.restore_snapshot_id is not None and error.code in _NOT_RESTORED:
-        return RefusedError(HTTPStatus.NOT_FOUND, error)
-    if error.code == "not_found":
-        error = CallerError("invalid", error.message, **error.data)
-    return RefusedError(HTTPStatus.BAD_REQUEST, error)
+    return 404 if asked.body.restore_snapshot_id is not None and error.code in _NOT_RESTORED else 400
 
 
 # -- sessions ---------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def test_the_life_of_a_session_by_curl(gateway: Gateway, tmp_path: Path) -> None
     ("body", "status", "code"),
     [
         ({}, 400, "invalid"),
-        ({"image": "img_none"}, 400, "invalid"),
+        ({"image": "img_none"}, 400, "not_found"),
         ({"image": "img_none", "restore_snapshot_id": "snp_none"}, 404, "not_found"),
         ({"mode": "k8s"}, 400, "provider_unavailable"),
         ({"mode": "k8s", "restore_snapshot_id": "snp_none"}, 404, "not_found"),
