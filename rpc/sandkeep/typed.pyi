@@ -1322,6 +1322,7 @@ class AsyncBranchMethods:
         takes: dict[str, str] = {},
         labels: dict[str, str] = {},
         secrets: dict[str, str] = {},
+        workspace_only: bool = False,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -1337,6 +1338,10 @@ class AsyncBranchMethods:
         (``fail``), takes the version of the branch `ours`, all versions one
         after the other (``union``), or all between ``markers``. At the paths of
         `takes`, and below them, the version of the branch given there is taken.
+
+        Only workspaces are merged. Sandboxes with a writable root are refused,
+        unless `workspace_only`: outside of its workspace the new one is as
+        their common base then.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -4403,6 +4408,7 @@ class BlockingBranchMethods:
         takes: dict[str, str] = {},
         labels: dict[str, str] = {},
         secrets: dict[str, str] = {},
+        workspace_only: bool = False,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -4418,6 +4424,10 @@ class BlockingBranchMethods:
         (``fail``), takes the version of the branch `ours`, all versions one
         after the other (``union``), or all between ``markers``. At the paths of
         `takes`, and below them, the version of the branch given there is taken.
+
+        Only workspaces are merged. Sandboxes with a writable root are refused,
+        unless `workspace_only`: outside of its workspace the new one is as
+        their common base then.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.

@@ -141,7 +141,8 @@ def scene(dockerd: PrivateEngine, places: str) -> Iterator[Scene]:
         Path(root, "config.json").write_text(registries[1].logins())
         daemon.env["DOCKER_CONFIG"] = root
         daemon.start()
-        yield Scene(dockerd, *registries, daemon, Gateway(daemon))
+        public, private = registries
+        yield Scene(dockerd, public, private, daemon, Gateway(daemon))
 
 
 @pytest.fixture
