@@ -87,11 +87,13 @@ class Gateway:
             scope["path"] = f"{path}/"
         await self._starlette(scope, receive, send)
 
-    async def call(self, asked: Asked, name: str, values: Mapping[str, Any], give: Give = cannot_give) -> Any:
+    async def call(
+        self, asked: Asked, name: str, values: Mapping[str, Any], give: Give = cannot_give, *, is_read: bool = True
+    ) -> Any:
         """Call a method for a request, as the socket would, and return its answer. Raises SandkeepError.
 
-        A call that changes something goes on when the client leaves; another one is its caller's to cancel. Raises
-        ClientLeftError.
+        A call that changes something goes on when the client leaves; another one is its caller's to cancel. Unless the
+        request `is_read` to its end, nobody sees that the client has left. Raises ClientLeftError.
         """
         route = self._routes[name]
         given = self.params(asked, route.method.params, values)
@@ -105,7 +107,7 @@ class Gateway:
         errand = self._begin(asked, call)
         asked.connection.lasting += 1
         try:
-            await while_there(asked, errand.done.wait)
+            await (while_there(asked, errand.done.wait) if is_read else errand.done.wait())
         finally:
             asked.connection.lasting -= 1
         return errand.answer()
@@ -137,7 +139,7 @@ class Gateway:
         """Return the parameters of a method. Raises `invalid`, naming the field."""
         command_id = asked.header(b"idempotency-key")
         if command_id is not None and issubclass(wanted, Mutation):
-            values = {**values, "command_id": command_id}
+            values = {"command_id": command_id, **values}
         try:
             return msgspec.convert(values, wanted)
         except (msgspec.ValidationError, RecursionError) as error:

@@ -88,7 +88,9 @@ class Sessions:
             for session in self._core.state.sessions.values()
             if request.sees(session.owner) and (query.all or session.status_with(self._sandbox(session)) not in over)
         )
-        found, following = page(shown, lambda session: session.key, query.after, query.limit)
+        found, following = page(
+            shown, lambda session: session.key, query.after, query.limit, backwards=query.newest_first
+        )
         return SessionList(sessions=[self.view(session) for session in found], next=following)
 
     def heartbeat_now(self, request: Request[SessionRef]) -> Session:
