@@ -371,7 +371,7 @@ async def test_a_name_that_somebody_else_has_is_told_and_left(world: World) -> N
     body = {"Image": world.engine.busybox(), "Cmd": ["sleep", "1000"]}
     world.engine.ask("POST", f"/containers/create?name=sandbox-{sandbox_id}", body)
     plan = world.plan(sandbox_id)
-    with pytest.raises(SandkeepError, match="not ours") as caught:
+    with pytest.raises(SandkeepError, match="not Sandkeep's") as caught:
         await world.provider.create(sandbox_id, world.image_id, world.spec(), {}, plan)
     assert caught.value.code == "conflict"
     await world.provider.terminate(sandbox_id, plan, {})

@@ -67,7 +67,7 @@ async def _receive(asked: Asked, pipe: trio.lowlevel.FdStream) -> None:
             with trio.fail_after(UNTAKEN_S):
                 await pipe.send_all(piece)
     except trio.TooSlowError:
-        message = f"the sandbox took nothing of the file for {UNTAKEN_S:g} s: look at its processes, and send it again"
+        message = f"the sandbox read nothing of the file for {UNTAKEN_S:g} s: check its processes, then send it again"
         raise StateError("timeout", message) from None
     except trio.BrokenResourceError:
         await trio.sleep_forever()  # the copy has failed, and is about to say why

@@ -29,6 +29,7 @@ from sandkeepd.http.exchange import (
     authenticate,
     parse_query,
     read_body,
+    require_identity,
 )
 from sandkeepd.http.keys import Keys
 from sandkeepd.http.problems import RefusedError
@@ -233,6 +234,7 @@ class _Endpoint:
         try:
             asked.id = asked.scope.get("path_params", {}).get("id", "")
             asked.query = parse_query(asked.scope, row.query)
+            require_identity(asked.scope)
             if row.verb != "GET" and not row.streams:
                 asked.body = await read_body(asked, row.body)
             if row.serve is not None:
@@ -296,6 +298,8 @@ def _failure(error: Exception, row: Row, asked: Asked | None) -> tuple[SandkeepE
 async def _send_problem(send: Send, error: SandkeepError, status: HTTPStatus, headers: Headers = ()) -> None:
     if status is HTTPStatus.UNAUTHORIZED:
         headers = [*headers, _CHALLENGE]
+    if status is HTTPStatus.UNSUPPORTED_MEDIA_TYPE:
+        headers = [*headers, (b"accept-encoding", b"identity")]
     document = problems.document(error, status)
     headers = [*headers, (b"content-type", problems.MEDIA_TYPE.encode()), (b"content-length", b"%d" % len(document))]
     await send({"type": "http.response.start", "status": status.value, "headers": headers})

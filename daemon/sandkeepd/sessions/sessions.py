@@ -283,7 +283,7 @@ class Sessions:
         """Raise `conflict` if another sandbox of the owner has the name that the session's will have."""
         named = self._core.state.sandbox_named(owner, session_id)
         if named is not None and not named.hidden and named.spec.session_id != session_id:
-            message = f"you have a sandbox called {session_id!r}, which is of no session: choose another id"
+            message = f"you have a sandbox called {session_id!r}, which belongs to no session: choose another id"
             raise StateError("conflict", message, session_id=session_id)
 
     async def _image_id(self, request: Request[Any], image: str, mode: SessionMode | None) -> str:

@@ -1,5 +1,6 @@
 """Sessions over HTTP: their routes, bodies and statuses, by clients in two languages."""
 
+import gzip
 import os
 import socket
 import subprocess
@@ -319,6 +320,19 @@ def test_files(gateway: Gateway) -> None:
     assert gateway.ask("GET", f"{of}files/content/?path=../../../../etc/shadow").problem == (404, "not_found")
     assert gateway.ask("POST", f"{of}files/upload/?path=/", b"x").problem == (403, "permission_denied")
     gateway.ask("DELETE", of)
+
+
+def test_a_compressed_body_is_refused(gateway: Gateway) -> None:
+    """Nothing is written: it would be taken for the file itself."""
+    gateway.make("packed")
+    upload = f"{SESSIONS}packed/files/upload/?path=a.gz"
+    for coding in ("gzip", "br, gzip", "identity, gzip", "\xff"):
+        for path, body in ((upload, gzip.compress(b"text")), (SESSIONS, gzip.compress(b"{}"))):
+            answer = gateway.ask("POST", path, body, headers={"Content-Encoding": coding})
+            assert answer.problem == (415, "invalid")
+            assert answer.headers["accept-encoding"] == "identity"
+    assert gateway.ask("GET", f"{SESSIONS}packed/files/content/?path=a.gz").status == 404
+    assert gateway.ask("POST", upload, b"text", headers={"Content-Encoding": "Identity"}).status == 200
 
 
 def test_a_broken_upload_leaves_nothing(gateway: Gateway) -> None:
