@@ -252,7 +252,11 @@ ATTACKS: Final = (
             KEY: "tests/daemon/host/test_registries.py::test_registries_for_others_than_administrators",
         },
     ),
-    Attack("host files", "a lock on a commit's target", {USER: OPEN}),
+    Attack(
+        "host files",
+        "a lock on a commit's target",
+        {USER: "tests/daemon/branches/test_commit_recovery.py::test_a_lock_on_the_target_changes_nothing"},
+    ),
     Attack(
         "images of the engine",
         "a published tag that is moved later",
@@ -386,7 +390,11 @@ ATTACKS: Final = (
             USER: "tests/store/archives/trees/test_changes.py::test_paths_of_too_many_names_or_bytes_are_refused",
         },
     ),
-    Attack("daemon's memory", "comparisons of many large trees at once", {USER: OPEN}),
+    Attack(
+        "daemon's memory",
+        "comparisons of many large trees at once",
+        {USER: "tests/store/test_budgets.py::test_trees_beyond_it_are_refused"},
+    ),
     Attack(
         "daemon's threads",
         "walks without end, frozen files",
@@ -395,7 +403,11 @@ ATTACKS: Final = (
             USER: f"{_SHARES}test_reads_of_one_sandbox_delay_neither_others_nor_a_stop",
         },
     ),
-    Attack("daemon's threads", "many users at once, as of `/etc/subuid`", {USER: OPEN}),
+    Attack(
+        "daemon's threads",
+        "many users at once, as of `/etc/subuid`",
+        {USER: "tests/store/test_turns.py::test_owners_go_on_in_rotation_and_administrators_first"},
+    ),
     Attack(
         "daemon's threads",
         "orders that a dead daemon left",

@@ -737,6 +737,27 @@ GUARDS = [
         "containers = client.containers(all=True, filters=filters)",
         f"{_BUILDING}test_labels_of_an_image_prove_nothing[labels0]",
     ),
+    Guard(
+        "Of two commits to a directory that begin at once at most one goes on",
+        "daemon/sandkeepd/host/host_commit/staging.py",
+        "startswith(STAGING_PREFIX)]) > 1:",
+        "startswith(STAGING_PREFIX)]) > 2:",
+        f"{_COMMITS}test_a_commit_that_began_at_the_same_moment_is_not_overtaken",
+    ),
+    Guard(
+        "Long work of many owners waits for its turn",
+        "store/sandkeep_store/threads.py",
+        "        turn.renew(_raise_if_cancelled)",
+        "        pass",
+        "tests/store/test_turns.py::test_work_goes_on_only_with_a_place",
+    ),
+    Guard(
+        "Work that hangs occupies no place among the turns",
+        "store/sandkeep_store/turns.py",
+        "                if remaining_s <= 0:",
+        "                if remaining_s <= -1e9:",
+        "tests/store/test_turns.py::test_work_that_hangs_occupies_no_place",
+    ),
 ]  # fmt: skip
 
 

@@ -65,7 +65,7 @@ class Dispatch:
         with (
             with_names(self._core.state, request),
             self._core.quotas.calling(request),
-            working_for(request.owner),
+            working_for(request.owner, is_urgent=request.admin),
         ):
             if request.command_id is None:
                 answer = await handle(request)

@@ -1,5 +1,6 @@
 """Long work in threads, with progress; and threads of their own for ends. See `sandkeep_store.threads`."""
 
+import os
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
@@ -7,14 +8,15 @@ from typing import Final, TypeVar
 import trio
 
 from sandkeep.protocol.amounts import of_total
-from sandkeep_store.threads import Threads
+from sandkeep_store.threads import Threads, check_cancelled
+from sandkeep_store.turns import Turns
 
 T = TypeVar("T")
 
 PROGRESS_PERIOD_S: Final = 1.0
 
-in_long_thread: Final = Threads(3)
-"""For work whose length callers and sandboxes choose, such as comparisons and archives."""
+in_long_thread: Final = Threads(3, turns=Turns(2 * len(os.sched_getaffinity(0))))
+"""For work whose length callers and sandboxes choose, such as comparisons and archives. See `sandkeep_store.turns`."""
 
 in_ending_thread: Final = Threads(16)
 """For what ends a sandbox, an archive or an image: no other work delays that, not even its owner's."""
@@ -44,6 +46,7 @@ class Meter:
     def __call__(self, size: int) -> None:
         """So much is through."""
         self.bytes = size
+        check_cancelled()
         if self._abandoned:
             raise AbandonedError
         if self.count is not None and time.monotonic() - self._began > PROGRESS_PERIOD_S:

@@ -5,15 +5,23 @@ that hide a name which then differs. Each of these candidates is looked at in bo
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
 from sandkeep_store.archives.tar.members import TOP
 from sandkeep_store.archives.trees.changes import tree_order
 from sandkeep_store.archives.trees.tree import is_opaque
+from sandkeep_store.budgets import Table
 from sandkeep_store.merging.content import no_progress, same_content
 from sandkeep_store.merging.trees import Entry, Layer, Lookup, Progress, TreeState, walk
+from sandkeep_store.threads import check_cancelled
+
+_NAME_BYTES: Final = 200
+"""Memory of a name in a set, and of its key in a sorted list, besides its bytes in both."""
+
+_CHANGE_BYTES: Final = 700
+"""Memory of a change with two entries; its name is counted already."""
 
 
 class Change(Struct, frozen=True):
@@ -40,19 +48,21 @@ def changes(
 
     Kind, mode, target and bytes count; owner, mtime and extended attributes do not. The names in `ignore` are left out
     at any depth, with all beneath them. `progress` gets the number of bytes read, and may raise to end the work.
-    Raises `permission_denied` for a name that cannot be read. Blocks.
+    Raises `permission_denied` for a name that cannot be read, and `quota_exceeded`, see `budgets`. Blocks.
     """
-    ignored = frozenset(ignore)
+    ignored, memory = frozenset(ignore), Table()
     own, others = _unshared(before.layers, after.layers)
     found: dict[bytes, Change] = {}
     with Lookup(before.view) as old, Lookup(after.view) as new:
         if len(own) == len(before.layers) or len(others) == len(after.layers):
-            compared = _whole_views(before, after, ignored)
+            compared = _whole_views(before, after, ignored, memory)
         else:
-            compared = _candidates([*own, *others], ignored)
-        for name in _with_contents(compared, old, new, ignored):
+            compared = _candidates([*own, *others], ignored, memory)
+        for name in _with_contents(compared, old, new, ignored, memory):
+            check_cancelled()
             change = _compare(name, old, new, progress)
             if change is not None:
+                memory.grow(_CHANGE_BYTES)
                 found[name] = change
     return {name: found[name] for name in sorted(found, key=tree_order)}
 
@@ -65,17 +75,23 @@ def _unshared(before: Sequence[Layer], after: Sequence[Layer]) -> tuple[Sequence
     return before[: len(before) - shared], after[: len(after) - shared]
 
 
-def _whole_views(before: TreeState, after: TreeState, ignored: frozenset[bytes]) -> _Candidates:
+def _names_in(tree: int, begin: bytes, ignored: frozenset[bytes], memory: Table) -> Iterator[tuple[bytes, bool]]:
+    for name, _, is_directory in walk(tree, begin, ignored):
+        memory.grow(_NAME_BYTES + 2 * len(name))
+        yield name, is_directory
+
+
+def _whole_views(before: TreeState, after: TreeState, ignored: frozenset[bytes], memory: Table) -> _Candidates:
     names = {TOP}
     for state in (before, after):
-        names.update(name for name, _, _ in walk(state.view, TOP, ignored))
+        names.update(name for name, _ in _names_in(state.view, TOP, ignored, memory))
     return _Candidates(names, set())
 
 
-def _candidates(layers: Sequence[Layer], ignored: frozenset[bytes]) -> _Candidates:
+def _candidates(layers: Sequence[Layer], ignored: frozenset[bytes], memory: Table) -> _Candidates:
     names, whole = {TOP}, set[bytes]()
     for layer in layers:
-        for name, _, is_directory in walk(layer.fd, TOP, ignored):
+        for name, is_directory in _names_in(layer.fd, TOP, ignored, memory):
             names.add(name)
             # Files and whiteouts, of whatever kind, hide the directories of lower layers.
             if not is_directory or (layer.overlay and is_opaque(layer.fd, name, layer.overlay)):
@@ -83,7 +99,9 @@ def _candidates(layers: Sequence[Layer], ignored: frozenset[bytes]) -> _Candidat
     return _Candidates(names, whole)
 
 
-def _with_contents(compared: _Candidates, old: Lookup, new: Lookup, ignored: frozenset[bytes]) -> Iterator[bytes]:
+def _with_contents(
+    compared: _Candidates, old: Lookup, new: Lookup, ignored: frozenset[bytes], memory: Table
+) -> Iterator[bytes]:
     """Yield the candidates, and what is beneath directories that are in one tree only, or were replaced."""
     names, whole = compared
     within: bytes | None = None
@@ -95,7 +113,7 @@ def _with_contents(compared: _Candidates, old: Lookup, new: Lookup, ignored: fro
         if "directory" in kinds and name in whole:
             within = name
             for view in (old.view, new.view):
-                more.update(found for found, _, _ in walk(view, name, ignored))
+                more.update(found for found, _ in _names_in(view, name, ignored, memory))
         yield name
     yield from sorted(more, key=tree_order)
 

@@ -18,6 +18,7 @@ from sandkeep.system.descriptors import closing_fd
 from sandkeep.system.openat2 import open_beneath
 from sandkeep_store.archives.tar.members import TOP, shown
 from sandkeep_store.archives.trees.tree import Overlay
+from sandkeep_store.threads import check_cancelled
 
 Kind = Literal["file", "directory", "symlink", "fifo"]
 
@@ -151,6 +152,7 @@ def walk(top: int, begin: bytes = TOP, ignore: frozenset[bytes] = frozenset()) -
     """
     left = [begin]
     while left:
+        check_cancelled()
         directory = left.pop()
         prefix = b"" if directory == TOP else directory + b"/"
         try:

@@ -1,4 +1,4 @@
-"""One hostile owner of four: what the others wait for, against the same machine with as many bare busy programs."""
+"""Hostile owners: what the others wait for, against the same machine with as many bare busy programs."""
 
 import os
 import pickle
@@ -33,6 +33,11 @@ CALLERS = 40
 
 PROGRAMS = BOXES + 2 + 3
 """Busy programs at once that the enemy has: in sandboxes, two clients, and what the daemon runs for the comparisons."""
+
+CROWD = range(40_100, 40_160)
+"""Users of whom each compares a sandbox of his own in `AT_ONCE` threads, three of which the daemon serves at once."""
+
+AT_ONCE = 10
 
 MOST_TIMES = 3.0
 
@@ -145,18 +150,43 @@ def hostile_load(daemon: RunningDaemon, image: dict[str, Any]) -> Iterator[None]
         as_client(daemon, ENEMY, lambda client: [client.sandbox.terminate(box) for box in boxes])
 
 
+@contextmanager
+def load_of_a_crowd(daemon: RunningDaemon, image: dict[str, Any]) -> Iterator[None]:
+    boxes = {
+        uid: as_client(daemon, uid, lambda client: box_of(image, client, "seq 1500 | xargs touch")) for uid in CROWD
+    }
+    children = [
+        child(uid, lambda box=box: for_ever(daemon, [lambda client: client.sandbox.diff(box)] * AT_ONCE))
+        for uid, box in boxes.items()
+    ]
+    try:
+        yield
+    finally:
+        for pid, reading in children:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            os.close(reading)
+        for uid, box in boxes.items():
+            as_client(daemon, uid, lambda client, box=box: client.sandbox.terminate(box))
+
+
 def p99(times: list[float]) -> float:
     return sorted(times)[int(0.99 * len(times))]
 
 
-def test_others_wait_hardly_longer_than_for_bare_programs(places: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("hostile", "programs"), [(hostile_load, PROGRAMS), (load_of_a_crowd, 3 * len(CROWD))], ids=["one", "crowd"]
+)
+def test_others_wait_hardly_longer_than_for_bare_programs(
+    places: str, capsys: pytest.CaptureFixture[str], hostile: Callable[..., Any], programs: int
+) -> None:
     with daemon_in(places) as daemon:
         os.mkdir(f"{daemon.root}/source", 0o755)
         image = {"source": f"{daemon.root}/source"}
         daemon.start()
         bare, beside = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
         for _ in range(ROUNDS):  # in turns, as the machine may have other work
-            for times, load in ((bare, busy_programs(PROGRAMS)), (beside, hostile_load(daemon, image))):
+            for times, load in ((bare, busy_programs(programs)), (beside, hostile(daemon, image))):
                 with load:
                     for name, seconds in all_lives(daemon, image).items():
                         times[name] += seconds

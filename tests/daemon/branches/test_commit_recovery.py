@@ -128,11 +128,26 @@ def test_another_directory_in_the_place_of_the_target_is_left_alone(cut: Cut) ->
     assert (cut.staging / "slots" / "1").read_text() == "kept\n"
 
 
+@pytest.mark.parametrize("point", ["move:2", "complete:1"])
+def test_a_lock_on_the_target_changes_nothing(cut: Cut, point: str) -> None:
+    """Anybody who can open the directory can hold it, for ever."""
+    cut.do_part(point)
+    with closing_fd(os.open(cut.target, os.O_RDONLY)) as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        cut.daemon.start()
+        with cut.daemon.connect() as client:
+            cut.end(client)
+            assert cut.files() == (DONE if point == "complete:1" else FILES)
+            until(lambda: not cut.staging.exists())
+            client.branch.commit("branch", str(cut.target))
+            assert cut.files() == DONE
+
+
 def test_a_commit_on_record_as_done_is_not_taken_back(cut: Cut) -> None:
     """Whatever a journal says that was not durable: the log is right."""
     cut.do_part("complete:1")
-    with closing_fd(os.open(cut.target, os.O_RDONLY)) as locked:
-        fcntl.flock(locked, fcntl.LOCK_EX)
+    with closing_fd(os.open(cut.journal, os.O_RDWR)) as locked:
+        fcntl.lockf(locked, fcntl.LOCK_EX)
         cut.daemon.start()
         with cut.daemon.connect() as client:
             assert cut.end(client) == "branch.committed"
@@ -147,8 +162,8 @@ def test_a_commit_on_record_as_done_is_not_taken_back(cut: Cut) -> None:
 
 def test_what_a_done_commit_left_is_removed_by_the_next_daemon(cut: Cut) -> None:
     cut.do_part("complete:1")
-    with closing_fd(os.open(cut.target, os.O_RDONLY)) as locked:
-        fcntl.flock(locked, fcntl.LOCK_EX)
+    with closing_fd(os.open(cut.journal, os.O_RDWR)) as locked:
+        fcntl.lockf(locked, fcntl.LOCK_EX)
         cut.daemon.start()
         with cut.daemon.connect() as client:
             assert cut.end(client) == "branch.committed"

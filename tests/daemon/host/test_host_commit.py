@@ -1087,6 +1087,19 @@ def test_two_commits_do_not_interleave(home: Path, branch: Branch) -> None:
     assert picture(home) == {"a": ("0o100644", b"branch")}
 
 
+def test_a_commit_that_began_at_the_same_moment_is_not_overtaken(home: Path, branch: Branch) -> None:
+    """Both have seen no staging directory; each sees the other's once it has made its own."""
+    write(home / "a", b"base")
+    branch("a", b"base", b"branch")
+    other = home / f"{STAGING}0"
+    with stopped_at(home, branch, "surveyed:1") as outcome:
+        other.mkdir()
+    assert isinstance(outcome[0], StateError)
+    assert outcome[0].code == "conflict"
+    other.rmdir()
+    assert picture(home) == {"a": ("0o100644", b"base")}
+
+
 @pytest.mark.parametrize("back", [False, True])
 def test_a_directory_swapped_for_a_link_leads_nowhere(home: Path, branch: Branch, back: bool) -> None:
     outside = home.parent / "outside"

@@ -359,8 +359,9 @@ def _fail(answer: _Answer, target: str, commit: str, changes: Sequence[Change]) 
             dead = answer.commit if _COMMIT.fullmatch(answer.commit) else ""
             name = answer.commit.encode("unicode_escape").decode("ascii")
             message = (
-                f"{_staging(target, name)} is not of a commit that this daemon can take back: if it is of another"
-                " daemon's, start that one, else look at what is in it and remove it, and commit again"
+                f"{_staging(target, name)} is not of a commit that this daemon can take back: if another user's commit"
+                " is under way, wait; if it is of another daemon's, start that one; else look at what is in it and"
+                " remove it, and commit again"
             )
             raise StateError("conflict", message, unfinished=dead)
         case "refused" | "changed":

@@ -6,7 +6,6 @@ state directory. It imports everything before it drops rights.
 """
 
 import errno
-import fcntl
 import json
 import os
 import signal
@@ -22,7 +21,7 @@ from sandkeepd.host.host_commit.apply import Commit, MovedError, Outcome, Stoppe
 from sandkeepd.host.host_commit.changes import Change, change_from_json
 from sandkeepd.host.host_commit.journal import Journal, JournalError
 from sandkeepd.host.host_commit.names import STAGING_PREFIX, Repositories, ancestors, is_git, staging_id
-from sandkeepd.host.host_commit.staging import ForeignError
+from sandkeepd.host.host_commit.staging import BusyError, ForeignError, Staging
 from sandkeepd.host.host_commit.survey import Survey
 from sandkeepd.host.host_commit.target import LedError
 from sandkeepd.host.host_commit.tree import Tree
@@ -102,9 +101,7 @@ def _run(request: dict[str, Any], checkpoint: _Checkpoints) -> dict[str, Any]:
         return {"result": "target", "errno": errno.EPERM, "message": "git"}
     try:
         if request["verb"] != "check":
-            # Only for the length of this program: the lock ends with it, however that comes.
-            fcntl.flock(tree.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            Journal(JOURNAL_FD).lock()  # the path may lead to another directory than an earlier program's
+            Journal(JOURNAL_FD).lock()  # not the target, which anybody can lock who can open it
     except OSError as error:
         return {"result": "busy"} if error.errno in _LOCKED else {"result": "failed", "errno": error.errno}
     try:
@@ -113,6 +110,8 @@ def _run(request: dict[str, Any], checkpoint: _Checkpoints) -> dict[str, Any]:
         return _check_or_apply(tree, request, checkpoint)
     except ForeignError:
         return {"result": "foreign"}
+    except BusyError:
+        return {"result": "busy"}
     except JournalError as error:
         return {"result": "journal", "errno": error.errno}
     except OSError as error:
@@ -149,10 +148,13 @@ def _check_or_apply(tree: Tree, request: dict[str, Any], checkpoint: _Checkpoint
         return {"result": "checked", **_details(Survey(tree, changes, forced))}
     dead = staging_id([os.fsencode(name) for name in os.listdir(tree.fd)])
     if dead is not None:
+        if Staging.is_under_way(tree, dead):
+            return {"result": "busy"}
         return {"result": "unfinished", "commit": dead}
     survey = Survey(tree, changes, forced)
     if survey.stops():
         return {"result": "refused", **_details(survey)}
+    checkpoint("surveyed")
     commit = Commit(tree, request["commit"], Journal(JOURNAL_FD), checkpoint)
     outcome = commit.apply(changes, survey, CONTENTS_FD)
     return {**_answer(outcome), **_details(survey)}

@@ -6,10 +6,12 @@ as long as it is not empty. What is in it is the caller's own: nobody else may w
 """
 
 import errno
+import fcntl
 import os
 from contextlib import suppress
 from typing import Final
 
+from sandkeep.system.descriptors import closing_fd
 from sandkeep.system.libc import sync_filesystem
 from sandkeep.system.openat2 import open_beneath
 from sandkeepd.host.host_commit.journal import Journal
@@ -22,6 +24,10 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 class ForeignError(Exception):
     """The directory with the name of the staging directory is another one."""
+
+
+class BusyError(Exception):
+    """Another commit changes the target."""
 
 
 class Staging:
@@ -42,12 +48,20 @@ class Staging:
 
     @classmethod
     def create(cls, tree: Tree, commit: str, journal: Journal) -> "Staging":
-        """Create it, and begin the journal. Raises OSError, ForeignError, ValueError for a journal that was used."""
+        """Create it, and begin the journal. Raises OSError, ForeignError, BusyError, ValueError for a used journal.
+
+        Of two commits that create theirs at once each sees the other's, and at most one goes on.
+        """
         if journal.state is not None:
             raise ValueError("the journal was used before")
         os.mkdir(_name(commit), 0o700, dir_fd=tree.fd)
         try:
+            if len([name for name in os.listdir(tree.fd) if os.fsencode(name).startswith(STAGING_PREFIX)]) > 1:
+                cls.remove_empty(tree, commit)
+                raise BusyError
             staging = cls(tree, commit)
+            with suppress(OSError):
+                fcntl.flock(staging.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends: see `is_under_way`
             journal.begin(tree.inode, staging._inode)  # before anything is in it, which would be found with it
             staging.slots = staging._open_slots()
         except OSError:
@@ -55,6 +69,18 @@ class Staging:
             cls.remove_empty(tree, commit)
             raise
         return staging
+
+    @staticmethod
+    def is_under_way(tree: Tree, commit: str) -> bool:
+        """Return True if the commit with that staging directory is still running, as far as its owner's rights tell.
+        Not the target is locked, as anybody can lock that who can open it.
+        """
+        try:
+            with closing_fd(open_beneath(tree.fd, _name(commit), _DIRECTORY)) as opened:
+                fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.errno == errno.EWOULDBLOCK
+        return False
 
     @staticmethod
     def remove_empty(tree: Tree, commit: str) -> None:
@@ -108,4 +134,4 @@ class Staging:
 
 
 def _name(commit: str) -> bytes:
-    return STAGING_PREFIX + commit.encode("ascii")
+    return STAGING_PREFIX + commit.encode("latin-1")

@@ -24,6 +24,7 @@ from sandkeep_store.archives.tar.reader import Reader
 from sandkeep_store.archives.trees import pipes
 from sandkeep_store.archives.trees.read import Names, Program, Remarks
 from sandkeep_store.archives.trees.tree import Overlay, is_opaque, reserved
+from sandkeep_store.budgets import Table
 
 _MAGIC: Final = b"Sandkeep's catalogue 1\n"
 RECENT_NS: Final = 50_000_000
@@ -69,14 +70,15 @@ def take_catalogue(tree: int, enter: Sequence[str] = (), overlay: Overlay | None
     """Catalogue an open directory, upper one of an `overlay` or plain. `enter` precedes find's argv. Blocks.
 
     Raises `not_supported` for more files than `MAX_BYTES` hold: they cost whoever makes them less than the catalogue.
-    Raises `tree_too_deep` as soon as it comes to such a file.
+    Raises `quota_exceeded`, see `budgets`, and `tree_too_deep` as soon as it comes to such a file.
     """
     recent = _seconds(time.time_ns() - RECENT_NS)
     found: dict[bytes, Seen] = {}
-    size = 0
+    size, memory = 0, Table("catalogue")
     for kind, inode, changed, path in _few(tree) or _all(tree, enter):
         require_path(path)
         size += _SEEN_BYTES + len(path)
+        memory.grow(_SEEN_BYTES + len(path))
         if size > MAX_BYTES:
             message = f"there are more than {len(found)} changed files, too many for a snapshot: remove some"
             raise SetupError("not_supported", message)
