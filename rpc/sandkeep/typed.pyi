@@ -859,6 +859,7 @@ class AsyncSandboxMethods:
         idle_timeout_s: float | None = None,
         max_lifetime_s: float | None = None,
         gcs_sandbox_id: str | None = None,
+        enable_checkpoint: bool = False,
         enable_handoff: bool = False,
         enable_checkpoint_at_idle: bool = False,
         sandbox_token: str | None = None,
@@ -886,7 +887,9 @@ class AsyncSandboxMethods:
         With a `gcs_sandbox_id`, which is then its name, it is shared with other
         daemons: see `model.Sharing`. If there is one of that id already, it is
         attached as by `sandbox.attach_shared`, with its `sandbox_token`, and
-        none is made.
+        none is made. One with `enable_checkpoint` needs a place for
+        checkpoints; without `enable_handoff` its lock can lie in the bucket of
+        its metadata if there is none for locks.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -1669,10 +1672,10 @@ class AsyncSnapshotMethods:
         labels: dict[str, str] = {},
         include: Sequence[str | PathLike[str]] = [],
         exclude: Sequence[str | PathLike[str]] = [],
-        format: Literal["tar.gz", "tar.zst"] = "tar.gz",
+        format: Literal["tar", "tar.gz", "tar.zst"] = "tar.gz",
         incremental: bool = False,
         parent_id: str | None = None,
-        archive: Literal["bucket"] | None = None,
+        archive: Literal["bucket", "named"] | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -1686,7 +1689,13 @@ class AsyncSnapshotMethods:
         `incremental` stores the differences from the snapshot `parent_id`, or
         from the sandbox's last suitable one, else from its image. With
         `archive` ``bucket`` the archive has to be stored where other machines
-        can read it.
+        can read it; with ``named`` it lies there by the snapshot's name, as
+        ``filesystem_snapshots/NAME/NAME.tar``, where other daemons and
+        cloud-run-sandbox find it. There can be one of a name.
+
+        With a path of `include` outside of the workspace, the archive holds
+        these directories alone, under their paths from the root on. Sandboxes
+        cannot begin with that, but for those of Docker.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -2311,10 +2320,10 @@ class AsyncSandbox(_SandboxView):
         labels: dict[str, str] = {},
         include: Sequence[str | PathLike[str]] = [],
         exclude: Sequence[str | PathLike[str]] = [],
-        format: Literal["tar.gz", "tar.zst"] = "tar.gz",
+        format: Literal["tar", "tar.gz", "tar.zst"] = "tar.gz",
         incremental: bool = False,
         parent_id: str | AsyncSnapshot | None = None,
-        archive: Literal["bucket"] | None = None,
+        archive: Literal["bucket", "named"] | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -2328,7 +2337,13 @@ class AsyncSandbox(_SandboxView):
         `incremental` stores the differences from the snapshot `parent_id`, or
         from the sandbox's last suitable one, else from its image. With
         `archive` ``bucket`` the archive has to be stored where other machines
-        can read it.
+        can read it; with ``named`` it lies there by the snapshot's name, as
+        ``filesystem_snapshots/NAME/NAME.tar``, where other daemons and
+        cloud-run-sandbox find it. There can be one of a name.
+
+        With a path of `include` outside of the workspace, the archive holds
+        these directories alone, under their paths from the root on. Sandboxes
+        cannot begin with that, but for those of Docker.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -2713,6 +2728,7 @@ class AsyncSandboxes:
         idle_timeout_s: float | None = None,
         max_lifetime_s: float | None = None,
         gcs_sandbox_id: str | None = None,
+        enable_checkpoint: bool = False,
         enable_handoff: bool = False,
         enable_checkpoint_at_idle: bool = False,
         sandbox_token: str | None = None,
@@ -2740,7 +2756,9 @@ class AsyncSandboxes:
         With a `gcs_sandbox_id`, which is then its name, it is shared with other
         daemons: see `model.Sharing`. If there is one of that id already, it is
         attached as by `sandbox.attach_shared`, with its `sandbox_token`, and
-        none is made.
+        none is made. One with `enable_checkpoint` needs a place for
+        checkpoints; without `enable_handoff` its lock can lie in the bucket of
+        its metadata if there is none for locks.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -2877,10 +2895,10 @@ class AsyncSandboxSnapshots:
         labels: dict[str, str] = {},
         include: Sequence[str | PathLike[str]] = [],
         exclude: Sequence[str | PathLike[str]] = [],
-        format: Literal["tar.gz", "tar.zst"] = "tar.gz",
+        format: Literal["tar", "tar.gz", "tar.zst"] = "tar.gz",
         incremental: bool = False,
         parent_id: str | AsyncSnapshot | None = None,
-        archive: Literal["bucket"] | None = None,
+        archive: Literal["bucket", "named"] | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -2894,7 +2912,13 @@ class AsyncSandboxSnapshots:
         `incremental` stores the differences from the snapshot `parent_id`, or
         from the sandbox's last suitable one, else from its image. With
         `archive` ``bucket`` the archive has to be stored where other machines
-        can read it.
+        can read it; with ``named`` it lies there by the snapshot's name, as
+        ``filesystem_snapshots/NAME/NAME.tar``, where other daemons and
+        cloud-run-sandbox find it. There can be one of a name.
+
+        With a path of `include` outside of the workspace, the archive holds
+        these directories alone, under their paths from the root on. Sandboxes
+        cannot begin with that, but for those of Docker.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -3196,10 +3220,10 @@ class AsyncSnapshots:
         labels: dict[str, str] = {},
         include: Sequence[str | PathLike[str]] = [],
         exclude: Sequence[str | PathLike[str]] = [],
-        format: Literal["tar.gz", "tar.zst"] = "tar.gz",
+        format: Literal["tar", "tar.gz", "tar.zst"] = "tar.gz",
         incremental: bool = False,
         parent_id: str | AsyncSnapshot | None = None,
-        archive: Literal["bucket"] | None = None,
+        archive: Literal["bucket", "named"] | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -3213,7 +3237,13 @@ class AsyncSnapshots:
         `incremental` stores the differences from the snapshot `parent_id`, or
         from the sandbox's last suitable one, else from its image. With
         `archive` ``bucket`` the archive has to be stored where other machines
-        can read it.
+        can read it; with ``named`` it lies there by the snapshot's name, as
+        ``filesystem_snapshots/NAME/NAME.tar``, where other daemons and
+        cloud-run-sandbox find it. There can be one of a name.
+
+        With a path of `include` outside of the workspace, the archive holds
+        these directories alone, under their paths from the root on. Sandboxes
+        cannot begin with that, but for those of Docker.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -3940,6 +3970,7 @@ class BlockingSandboxMethods:
         idle_timeout_s: float | None = None,
         max_lifetime_s: float | None = None,
         gcs_sandbox_id: str | None = None,
+        enable_checkpoint: bool = False,
         enable_handoff: bool = False,
         enable_checkpoint_at_idle: bool = False,
         sandbox_token: str | None = None,
@@ -3967,7 +3998,9 @@ class BlockingSandboxMethods:
         With a `gcs_sandbox_id`, which is then its name, it is shared with other
         daemons: see `model.Sharing`. If there is one of that id already, it is
         attached as by `sandbox.attach_shared`, with its `sandbox_token`, and
-        none is made.
+        none is made. One with `enable_checkpoint` needs a place for
+        checkpoints; without `enable_handoff` its lock can lie in the bucket of
+        its metadata if there is none for locks.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -4750,10 +4783,10 @@ class BlockingSnapshotMethods:
         labels: dict[str, str] = {},
         include: Sequence[str | PathLike[str]] = [],
         exclude: Sequence[str | PathLike[str]] = [],
-        format: Literal["tar.gz", "tar.zst"] = "tar.gz",
+        format: Literal["tar", "tar.gz", "tar.zst"] = "tar.gz",
         incremental: bool = False,
         parent_id: str | None = None,
-        archive: Literal["bucket"] | None = None,
+        archive: Literal["bucket", "named"] | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -4767,7 +4800,13 @@ class BlockingSnapshotMethods:
         `incremental` stores the differences from the snapshot `parent_id`, or
         from the sandbox's last suitable one, else from its image. With
         `archive` ``bucket`` the archive has to be stored where other machines
-        can read it.
+        can read it; with ``named`` it lies there by the snapshot's name, as
+        ``filesystem_snapshots/NAME/NAME.tar``, where other daemons and
+        cloud-run-sandbox find it. There can be one of a name.
+
+        With a path of `include` outside of the workspace, the archive holds
+        these directories alone, under their paths from the root on. Sandboxes
+        cannot begin with that, but for those of Docker.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -5382,10 +5421,10 @@ class Sandbox(_SandboxView):
         labels: dict[str, str] = {},
         include: Sequence[str | PathLike[str]] = [],
         exclude: Sequence[str | PathLike[str]] = [],
-        format: Literal["tar.gz", "tar.zst"] = "tar.gz",
+        format: Literal["tar", "tar.gz", "tar.zst"] = "tar.gz",
         incremental: bool = False,
         parent_id: str | Snapshot | None = None,
-        archive: Literal["bucket"] | None = None,
+        archive: Literal["bucket", "named"] | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -5399,7 +5438,13 @@ class Sandbox(_SandboxView):
         `incremental` stores the differences from the snapshot `parent_id`, or
         from the sandbox's last suitable one, else from its image. With
         `archive` ``bucket`` the archive has to be stored where other machines
-        can read it.
+        can read it; with ``named`` it lies there by the snapshot's name, as
+        ``filesystem_snapshots/NAME/NAME.tar``, where other daemons and
+        cloud-run-sandbox find it. There can be one of a name.
+
+        With a path of `include` outside of the workspace, the archive holds
+        these directories alone, under their paths from the root on. Sandboxes
+        cannot begin with that, but for those of Docker.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -5774,6 +5819,7 @@ class Sandboxes:
         idle_timeout_s: float | None = None,
         max_lifetime_s: float | None = None,
         gcs_sandbox_id: str | None = None,
+        enable_checkpoint: bool = False,
         enable_handoff: bool = False,
         enable_checkpoint_at_idle: bool = False,
         sandbox_token: str | None = None,
@@ -5801,7 +5847,9 @@ class Sandboxes:
         With a `gcs_sandbox_id`, which is then its name, it is shared with other
         daemons: see `model.Sharing`. If there is one of that id already, it is
         attached as by `sandbox.attach_shared`, with its `sandbox_token`, and
-        none is made.
+        none is made. One with `enable_checkpoint` needs a place for
+        checkpoints; without `enable_handoff` its lock can lie in the bucket of
+        its metadata if there is none for locks.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -5928,10 +5976,10 @@ class SandboxSnapshots:
         labels: dict[str, str] = {},
         include: Sequence[str | PathLike[str]] = [],
         exclude: Sequence[str | PathLike[str]] = [],
-        format: Literal["tar.gz", "tar.zst"] = "tar.gz",
+        format: Literal["tar", "tar.gz", "tar.zst"] = "tar.gz",
         incremental: bool = False,
         parent_id: str | Snapshot | None = None,
-        archive: Literal["bucket"] | None = None,
+        archive: Literal["bucket", "named"] | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -5945,7 +5993,13 @@ class SandboxSnapshots:
         `incremental` stores the differences from the snapshot `parent_id`, or
         from the sandbox's last suitable one, else from its image. With
         `archive` ``bucket`` the archive has to be stored where other machines
-        can read it.
+        can read it; with ``named`` it lies there by the snapshot's name, as
+        ``filesystem_snapshots/NAME/NAME.tar``, where other daemons and
+        cloud-run-sandbox find it. There can be one of a name.
+
+        With a path of `include` outside of the workspace, the archive holds
+        these directories alone, under their paths from the root on. Sandboxes
+        cannot begin with that, but for those of Docker.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -6242,10 +6296,10 @@ class Snapshots:
         labels: dict[str, str] = {},
         include: Sequence[str | PathLike[str]] = [],
         exclude: Sequence[str | PathLike[str]] = [],
-        format: Literal["tar.gz", "tar.zst"] = "tar.gz",
+        format: Literal["tar", "tar.gz", "tar.zst"] = "tar.gz",
         incremental: bool = False,
         parent_id: str | Snapshot | None = None,
-        archive: Literal["bucket"] | None = None,
+        archive: Literal["bucket", "named"] | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -6259,7 +6313,13 @@ class Snapshots:
         `incremental` stores the differences from the snapshot `parent_id`, or
         from the sandbox's last suitable one, else from its image. With
         `archive` ``bucket`` the archive has to be stored where other machines
-        can read it.
+        can read it; with ``named`` it lies there by the snapshot's name, as
+        ``filesystem_snapshots/NAME/NAME.tar``, where other daemons and
+        cloud-run-sandbox find it. There can be one of a name.
+
+        With a path of `include` outside of the workspace, the archive holds
+        these directories alone, under their paths from the root on. Sandboxes
+        cannot begin with that, but for those of Docker.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.

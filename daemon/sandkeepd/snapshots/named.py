@@ -164,20 +164,25 @@ def _fetch(place: Place, moved: Meter) -> int:
 
 
 def _tops(archive: int, moved: Meter) -> list[bytes]:
-    """Return the top directories in an archive that hold more than directories. Raises `snapshot_corrupt`."""
+    """Return the directories at the top of an archive that hold more than directories. Raises `snapshot_corrupt`."""
     os.lseek(archive, 0, os.SEEK_SET)
     tops: dict[bytes, None] = {}
     for member in CheckedArchive(archive, LIMITS, moved=moved, without_device=_ignore):
-        top, _, rest = member.name.partition(b"/")
-        if member.name.startswith(_FOREIGN) or (member.kind == "directory" and top != b"workspace"):
+        if member.name.startswith(_FOREIGN) or member.kind == "directory":
             continue
-        if not rest and member.kind != "directory":
+        top = _top_of(member.name)
+        if top == member.name:
             message = f"the snapshot has {shown(member.name)} in the root directory, where nothing can be written here"
             raise CallerError("permission_denied", message)
         tops[top] = None
         if len(tops) > _MAX_TOPS:
             raise corrupt(f"has more than {_MAX_TOPS} directories at its top", member.name)
     return list(tops)
+
+
+def _top_of(name: bytes) -> bytes:
+    first, *rest = name.split(b"/", 2)
+    return b"/".join([first, rest[0]]) if first == b"home" and len(rest) > 1 else first  # each user has one
 
 
 def _ignore(name: bytes) -> None:

@@ -24,6 +24,7 @@ from sandkeep import events, ids
 from sandkeep.errors import CallerError, SandkeepError, StateError
 from sandkeep.model import Name, Sandbox
 from sandkeep.protocol.methods import (
+    DirectoryQuery,
     ImageCreate,
     ProcessLaunch,
     ProcessSignal,
@@ -49,6 +50,7 @@ from sandkeepd.core.access import own_request
 from sandkeepd.core.call import Handler as Handle
 from sandkeepd.core.call import no_progress
 from sandkeepd.core.core import Core
+from sandkeepd.providers.common.inside import HOME
 from sandkeepd.sandboxes.files import Files
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sessions.activity import Activity
@@ -588,7 +590,7 @@ class Conversation:
             for earlier in self._snapshots_called(name):
                 await self._call("snapshot.delete", SnapshotDelete(snapshot_id=earlier.snapshot_id))
             command = SnapshotCreate(
-                sandbox_id=self._sandbox_id, name=name, include=self._directories(), archive="named"
+                sandbox_id=self._sandbox_id, name=name, include=await self._directories(), archive="named"
             )
             await self._call("snapshot.create", command)
         except SandkeepError as error:
@@ -596,14 +598,20 @@ class Conversation:
             return
         await self._status("SANDBOX_FILESYSTEM_SNAPSHOT_CREATED")
 
-    def _directories(self) -> list[str]:
-        """Return what a snapshot holds: the workspace and `/tmp`, where a sandbox's archives hold the workspace alone;
-        else all that they hold.
+    async def _directories(self) -> list[str]:
+        """Return what a snapshot holds: the workspace, `/tmp` and the home directory, where a sandbox's archives hold
+        the workspace alone; else all that they hold.
         """
         asked = self._core.state.sandboxes[self._sandbox_id].requested
         able = self._core.provider(asked.provider).snapshots
         root = able.files_root(asked.plan) if able is not None else "/"
-        return [] if root == "/" else [root, "/tmp"]  # noqa: S108 - inside
+        if root == "/":
+            return []
+        found = [root, "/tmp"]  # noqa: S108 - inside
+        with suppress(SandkeepError):  # a whole image has no home directory
+            await self._call("sandbox.list_dir", DirectoryQuery(sandbox_id=self._sandbox_id, path=HOME, limit=1))
+            found.append(HOME)
+        return found
 
     def _snapshots_called(self, name: str) -> list[SnapshotState]:
         """Return those that the sandbox has in the place of a name. Raises `conflict` for another sandbox's."""

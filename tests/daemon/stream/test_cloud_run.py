@@ -222,7 +222,9 @@ async def test_a_snapshot_of_files_begins_another_sandbox_at_any_daemon(servers:
     server, other_server = servers
     async with server.open("/create") as connection:
         talk = await Talk(connection).created()
-        await talk.run("echo kept >file; mkdir -p a/b; ln file a/b/hard; ln -s file soft; echo there >/tmp/aside")
+        await talk.run(
+            "echo kept >file; mkdir -p a/b; ln file a/b/hard; ln -s file soft; echo there >/tmp/aside; echo home >~/own"
+        )
         for name in ("../../etc", "", "a b"):
             await talk.send(action="snapshot_filesystem", name=name)
             await talk.until("SANDBOX_FILESYSTEM_SNAPSHOT_ERROR")
@@ -233,14 +235,14 @@ async def test_a_snapshot_of_files_begins_another_sandbox_at_any_daemon(servers:
             await talk.until("SANDBOX_FILESYSTEM_SNAPSHOT_CREATED")
         archive = Path(server.daemon.env["FILESYSTEM_SNAPSHOT_MOUNT_PATH"], "filesystem_snapshots/first/first.tar")
         with tarfile.open(archive) as tar:
-            assert {"workspace/file", "tmp/aside"} <= set(tar.getnames())
+            assert {"workspace/file", "tmp/aside", "home/sandbox/own"} <= set(tar.getnames())
         for at in servers:
             async with at.open("/create") as connected:
                 restored = await Talk(connected).created(
                     filesystem_snapshot_name="first", idle_timeout=77, enable_checkpoint=True
                 )
-                assert (await restored.run("cat file a/b/hard soft /tmp/aside /tmp/which"))[0] == (
-                    "kept\nkept\nkept\nthere\nsecond\n"
+                assert (await restored.run("cat file a/b/hard soft /tmp/aside ~/own /tmp/which"))[0] == (
+                    "kept\nkept\nkept\nthere\nhome\nsecond\n"
                 )
                 with at.daemon.connect() as client:
                     assert client.sandbox.get(restored.id).spec.idle_timeout_s == 77
