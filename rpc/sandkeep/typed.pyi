@@ -1325,6 +1325,7 @@ class AsyncBranchMethods:
         takes: dict[str, str] = {},
         labels: dict[str, str] = {},
         secrets: dict[str, str] = {},
+        workspace_only: bool = False,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -1340,6 +1341,10 @@ class AsyncBranchMethods:
         (``fail``), takes the version of the branch `ours`, all versions one
         after the other (``union``), or all between ``markers``. At the paths of
         `takes`, and below them, the version of the branch given there is taken.
+
+        Only workspaces are merged. Sandboxes with a writable root are refused,
+        unless `workspace_only`: outside of its workspace the new one is as
+        their common base then.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -4436,6 +4441,7 @@ class BlockingBranchMethods:
         takes: dict[str, str] = {},
         labels: dict[str, str] = {},
         secrets: dict[str, str] = {},
+        workspace_only: bool = False,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -4451,6 +4457,10 @@ class BlockingBranchMethods:
         (``fail``), takes the version of the branch `ours`, all versions one
         after the other (``union``), or all between ``markers``. At the paths of
         `takes`, and below them, the version of the branch given there is taken.
+
+        Only workspaces are merged. Sandboxes with a writable root are refused,
+        unless `workspace_only`: outside of its workspace the new one is as
+        their common base then.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
