@@ -5,6 +5,7 @@ context for TLS, over directories and a GCS bucket; its `GCSLock` against a daem
 import json
 import os
 import subprocess
+import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -139,6 +140,13 @@ def test_their_reader_reads_our_documents(new_daemon: Any, tmp_path: Path) -> No
     assert Path(settings["SANDBOX_CHECKPOINT_MOUNT_PATH"], saved["path"]).is_dir()
 
 
+def document(gcs: Any, bucket: str) -> Any:
+    """Return the lock's document."""
+    path = f"{gcs.url}/storage/v1/b/{bucket}/o/sandboxes%2Fbox%2Flock.json?alt=media"
+    with urllib.request.urlopen(path) as answer:
+        return json.load(answer)
+
+
 @pytest.mark.needs("gcs")
 def test_their_lock_and_a_daemons_wait_for_each_other(running_daemon: Any, gcs: Any, gcs_bucket: str) -> None:
     daemon = running_daemon
@@ -149,7 +157,7 @@ def test_their_lock_and_a_daemons_wait_for_each_other(running_daemon: Any, gcs: 
         path = f"gs://{gcs_bucket}/sandboxes/box/lock.json"
         with start(LOCKING, path, STORAGE_EMULATOR_HOST=gcs.url) as program:
             assert program.stdout is not None
-            until(lambda: client.lock.get("box").waiting, patient(60))
+            until(lambda: document(gcs, gcs_bucket)["waitingOwnerId"], patient(60))
             client.lock.release("box")
             assert program.stdout.readline() == "theirs\n"
             assert client.lock.acquire("box", timeout_s=patient(60)).status == "held"
