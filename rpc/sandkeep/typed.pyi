@@ -714,6 +714,7 @@ class AsyncSessionMethods:
     async def list(
         self,
         all: bool = False,
+        newest_first: bool = False,
         after: str | None = None,
         limit: int = 1000,
         *,
@@ -721,7 +722,8 @@ class AsyncSessionMethods:
     ) -> model.SessionList:
         """List sessions.
 
-        `all` adds those that failed or ended.
+        `all` adds those that failed or ended. They come oldest first, unless
+        `newest_first`.
 
         `progress` is called with the messages of a long call.
         """
@@ -810,6 +812,7 @@ class AsyncArtifactMethods:
         sandbox_id: str | None = None,
         session_id: str | None = None,
         all: bool = False,
+        newest_first: bool = False,
         after: str | None = None,
         limit: int = 1000,
         *,
@@ -818,7 +821,7 @@ class AsyncArtifactMethods:
         """List artifacts.
 
         Filters: a sandbox, a session. `all` adds those that failed or were
-        removed.
+        removed. They come oldest first, unless `newest_first`.
 
         `progress` is called with the messages of a long call.
         """
@@ -3005,13 +3008,14 @@ class AsyncSandboxArtifacts:
         self,
         session_id: str | AsyncSession | None = None,
         all: bool = False,
+        newest_first: bool = False,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[AsyncArtifact]:
         """List artifacts.
 
         Filters: a sandbox, a session. `all` adds those that failed or were
-        removed.
+        removed. They come oldest first, unless `newest_first`.
 
         `progress` is called with the messages of a long call.
         """
@@ -3387,13 +3391,14 @@ class AsyncArtifacts:
         sandbox_id: str | AsyncSandbox | None = None,
         session_id: str | AsyncSession | None = None,
         all: bool = False,
+        newest_first: bool = False,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[AsyncArtifact]:
         """List artifacts.
 
         Filters: a sandbox, a session. `all` adds those that failed or were
-        removed.
+        removed. They come oldest first, unless `newest_first`.
 
         `progress` is called with the messages of a long call.
         """
@@ -3458,12 +3463,14 @@ class AsyncSessions:
     async def list(
         self,
         all: bool = False,
+        newest_first: bool = False,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[AsyncSession]:
         """List sessions.
 
-        `all` adds those that failed or ended.
+        `all` adds those that failed or ended. They come oldest first, unless
+        `newest_first`.
 
         `progress` is called with the messages of a long call.
         """
@@ -3835,6 +3842,7 @@ class BlockingSessionMethods:
     def list(
         self,
         all: bool = False,
+        newest_first: bool = False,
         after: str | None = None,
         limit: int = 1000,
         *,
@@ -3842,7 +3850,8 @@ class BlockingSessionMethods:
     ) -> model.SessionList:
         """List sessions.
 
-        `all` adds those that failed or ended.
+        `all` adds those that failed or ended. They come oldest first, unless
+        `newest_first`.
 
         `progress` is called with the messages of a long call.
         """
@@ -3926,6 +3935,7 @@ class BlockingArtifactMethods:
         sandbox_id: str | None = None,
         session_id: str | None = None,
         all: bool = False,
+        newest_first: bool = False,
         after: str | None = None,
         limit: int = 1000,
         *,
@@ -3934,7 +3944,7 @@ class BlockingArtifactMethods:
         """List artifacts.
 
         Filters: a sandbox, a session. `all` adds those that failed or were
-        removed.
+        removed. They come oldest first, unless `newest_first`.
 
         `progress` is called with the messages of a long call.
         """
@@ -6091,13 +6101,14 @@ class SandboxArtifacts:
         self,
         session_id: str | Session | None = None,
         all: bool = False,
+        newest_first: bool = False,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[Artifact]:
         """List artifacts.
 
         Filters: a sandbox, a session. `all` adds those that failed or were
-        removed.
+        removed. They come oldest first, unless `newest_first`.
 
         `progress` is called with the messages of a long call.
         """
@@ -6463,13 +6474,14 @@ class Artifacts:
         sandbox_id: str | Sandbox | None = None,
         session_id: str | Session | None = None,
         all: bool = False,
+        newest_first: bool = False,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[Artifact]:
         """List artifacts.
 
         Filters: a sandbox, a session. `all` adds those that failed or were
-        removed.
+        removed. They come oldest first, unless `newest_first`.
 
         `progress` is called with the messages of a long call.
         """
@@ -6526,10 +6538,17 @@ class Sessions:
 
         `progress` is called with the messages of a long call.
         """
-    def list(self, all: bool = False, *, progress: Callable[[str], None] | None = None) -> builtins.list[Session]:
+    def list(
+        self,
+        all: bool = False,
+        newest_first: bool = False,
+        *,
+        progress: Callable[[str], None] | None = None,
+    ) -> builtins.list[Session]:
         """List sessions.
 
-        `all` adds those that failed or ended.
+        `all` adds those that failed or ended. They come oldest first, unless
+        `newest_first`.
 
         `progress` is called with the messages of a long call.
         """

@@ -348,9 +348,10 @@ class SessionRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SessionQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`all` adds those that failed or ended."""
+    """`all` adds those that failed or ended. They come oldest first, unless `newest_first`."""
 
     all: bool = False
+    newest_first: bool = False
     after: Name | None = None
     limit: Limit = 1000
 
@@ -392,11 +393,14 @@ class ArtifactRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class ArtifactQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Filters: a sandbox, a session. `all` adds those that failed or were removed."""
+    """Filters: a sandbox, a session. `all` adds those that failed or were removed. They come oldest first, unless
+    `newest_first`.
+    """
 
     sandbox_id: Name | None = None
     session_id: Name | None = None
     all: bool = False
+    newest_first: bool = False
     after: Name | None = None
     limit: Limit = 1000
 
