@@ -402,6 +402,13 @@ def new_daemon(places: str) -> Iterator[Callable[[], RunningDaemon]]:
         yield lambda: daemons.enter_context(daemon_in(places))
 
 
+@pytest.fixture(scope="module")
+def module_daemons(places: str) -> Iterator[Callable[[], RunningDaemon]]:
+    """The same, for all tests of a file."""
+    with contextlib.ExitStack() as daemons:
+        yield lambda: daemons.enter_context(daemon_in(places))
+
+
 @pytest.fixture
 def running_daemon(new_daemon: Callable[[], RunningDaemon]) -> RunningDaemon:
     """A real daemon that answers, for one test."""

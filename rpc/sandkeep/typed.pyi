@@ -862,6 +862,7 @@ class AsyncSandboxMethods:
         idle_timeout_s: float | None = None,
         max_lifetime_s: float | None = None,
         gcs_sandbox_id: str | None = None,
+        enable_checkpoint: bool = False,
         enable_handoff: bool = False,
         enable_checkpoint_at_idle: bool = False,
         sandbox_token: str | None = None,
@@ -889,7 +890,9 @@ class AsyncSandboxMethods:
         With a `gcs_sandbox_id`, which is then its name, it is shared with other
         daemons: see `model.Sharing`. If there is one of that id already, it is
         attached as by `sandbox.attach_shared`, with its `sandbox_token`, and
-        none is made.
+        none is made. One with `enable_checkpoint` needs a place for
+        checkpoints; without `enable_handoff` its lock can lie in the bucket of
+        its metadata if there is none for locks.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -1677,10 +1680,10 @@ class AsyncSnapshotMethods:
         labels: dict[str, str] = {},
         include: Sequence[str | PathLike[str]] = [],
         exclude: Sequence[str | PathLike[str]] = [],
-        format: Literal["tar.gz", "tar.zst"] = "tar.gz",
+        format: Literal["tar", "tar.gz", "tar.zst"] = "tar.gz",
         incremental: bool = False,
         parent_id: str | None = None,
-        archive: Literal["bucket"] | None = None,
+        archive: Literal["bucket", "named"] | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -1694,7 +1697,13 @@ class AsyncSnapshotMethods:
         `incremental` stores the differences from the snapshot `parent_id`, or
         from the sandbox's last suitable one, else from its image. With
         `archive` ``bucket`` the archive has to be stored where other machines
-        can read it.
+        can read it; with ``named`` it lies there by the snapshot's name, as
+        ``filesystem_snapshots/NAME/NAME.tar``, where other daemons and
+        cloud-run-sandbox find it. There can be one of a name.
+
+        With a path of `include` outside of the workspace, the archive holds
+        these directories alone, under their paths from the root on. Sandboxes
+        cannot begin with that, but for those of Docker.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -2319,10 +2328,10 @@ class AsyncSandbox(_SandboxView):
         labels: dict[str, str] = {},
         include: Sequence[str | PathLike[str]] = [],
         exclude: Sequence[str | PathLike[str]] = [],
-        format: Literal["tar.gz", "tar.zst"] = "tar.gz",
+        format: Literal["tar", "tar.gz", "tar.zst"] = "tar.gz",
         incremental: bool = False,
         parent_id: str | AsyncSnapshot | None = None,
-        archive: Literal["bucket"] | None = None,
+        archive: Literal["bucket", "named"] | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -2336,7 +2345,13 @@ class AsyncSandbox(_SandboxView):
         `incremental` stores the differences from the snapshot `parent_id`, or
         from the sandbox's last suitable one, else from its image. With
         `archive` ``bucket`` the archive has to be stored where other machines
-        can read it.
+        can read it; with ``named`` it lies there by the snapshot's name, as
+        ``filesystem_snapshots/NAME/NAME.tar``, where other daemons and
+        cloud-run-sandbox find it. There can be one of a name.
+
+        With a path of `include` outside of the workspace, the archive holds
+        these directories alone, under their paths from the root on. Sandboxes
+        cannot begin with that, but for those of Docker.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -2721,6 +2736,7 @@ class AsyncSandboxes:
         idle_timeout_s: float | None = None,
         max_lifetime_s: float | None = None,
         gcs_sandbox_id: str | None = None,
+        enable_checkpoint: bool = False,
         enable_handoff: bool = False,
         enable_checkpoint_at_idle: bool = False,
         sandbox_token: str | None = None,
@@ -2748,7 +2764,9 @@ class AsyncSandboxes:
         With a `gcs_sandbox_id`, which is then its name, it is shared with other
         daemons: see `model.Sharing`. If there is one of that id already, it is
         attached as by `sandbox.attach_shared`, with its `sandbox_token`, and
-        none is made.
+        none is made. One with `enable_checkpoint` needs a place for
+        checkpoints; without `enable_handoff` its lock can lie in the bucket of
+        its metadata if there is none for locks.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -2885,10 +2903,10 @@ class AsyncSandboxSnapshots:
         labels: dict[str, str] = {},
         include: Sequence[str | PathLike[str]] = [],
         exclude: Sequence[str | PathLike[str]] = [],
-        format: Literal["tar.gz", "tar.zst"] = "tar.gz",
+        format: Literal["tar", "tar.gz", "tar.zst"] = "tar.gz",
         incremental: bool = False,
         parent_id: str | AsyncSnapshot | None = None,
-        archive: Literal["bucket"] | None = None,
+        archive: Literal["bucket", "named"] | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -2902,7 +2920,13 @@ class AsyncSandboxSnapshots:
         `incremental` stores the differences from the snapshot `parent_id`, or
         from the sandbox's last suitable one, else from its image. With
         `archive` ``bucket`` the archive has to be stored where other machines
-        can read it.
+        can read it; with ``named`` it lies there by the snapshot's name, as
+        ``filesystem_snapshots/NAME/NAME.tar``, where other daemons and
+        cloud-run-sandbox find it. There can be one of a name.
+
+        With a path of `include` outside of the workspace, the archive holds
+        these directories alone, under their paths from the root on. Sandboxes
+        cannot begin with that, but for those of Docker.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -3205,10 +3229,10 @@ class AsyncSnapshots:
         labels: dict[str, str] = {},
         include: Sequence[str | PathLike[str]] = [],
         exclude: Sequence[str | PathLike[str]] = [],
-        format: Literal["tar.gz", "tar.zst"] = "tar.gz",
+        format: Literal["tar", "tar.gz", "tar.zst"] = "tar.gz",
         incremental: bool = False,
         parent_id: str | AsyncSnapshot | None = None,
-        archive: Literal["bucket"] | None = None,
+        archive: Literal["bucket", "named"] | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -3222,7 +3246,13 @@ class AsyncSnapshots:
         `incremental` stores the differences from the snapshot `parent_id`, or
         from the sandbox's last suitable one, else from its image. With
         `archive` ``bucket`` the archive has to be stored where other machines
-        can read it.
+        can read it; with ``named`` it lies there by the snapshot's name, as
+        ``filesystem_snapshots/NAME/NAME.tar``, where other daemons and
+        cloud-run-sandbox find it. There can be one of a name.
+
+        With a path of `include` outside of the workspace, the archive holds
+        these directories alone, under their paths from the root on. Sandboxes
+        cannot begin with that, but for those of Docker.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -3955,6 +3985,7 @@ class BlockingSandboxMethods:
         idle_timeout_s: float | None = None,
         max_lifetime_s: float | None = None,
         gcs_sandbox_id: str | None = None,
+        enable_checkpoint: bool = False,
         enable_handoff: bool = False,
         enable_checkpoint_at_idle: bool = False,
         sandbox_token: str | None = None,
@@ -3982,7 +4013,9 @@ class BlockingSandboxMethods:
         With a `gcs_sandbox_id`, which is then its name, it is shared with other
         daemons: see `model.Sharing`. If there is one of that id already, it is
         attached as by `sandbox.attach_shared`, with its `sandbox_token`, and
-        none is made.
+        none is made. One with `enable_checkpoint` needs a place for
+        checkpoints; without `enable_handoff` its lock can lie in the bucket of
+        its metadata if there is none for locks.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -4770,10 +4803,10 @@ class BlockingSnapshotMethods:
         labels: dict[str, str] = {},
         include: Sequence[str | PathLike[str]] = [],
         exclude: Sequence[str | PathLike[str]] = [],
-        format: Literal["tar.gz", "tar.zst"] = "tar.gz",
+        format: Literal["tar", "tar.gz", "tar.zst"] = "tar.gz",
         incremental: bool = False,
         parent_id: str | None = None,
-        archive: Literal["bucket"] | None = None,
+        archive: Literal["bucket", "named"] | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -4787,7 +4820,13 @@ class BlockingSnapshotMethods:
         `incremental` stores the differences from the snapshot `parent_id`, or
         from the sandbox's last suitable one, else from its image. With
         `archive` ``bucket`` the archive has to be stored where other machines
-        can read it.
+        can read it; with ``named`` it lies there by the snapshot's name, as
+        ``filesystem_snapshots/NAME/NAME.tar``, where other daemons and
+        cloud-run-sandbox find it. There can be one of a name.
+
+        With a path of `include` outside of the workspace, the archive holds
+        these directories alone, under their paths from the root on. Sandboxes
+        cannot begin with that, but for those of Docker.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -5402,10 +5441,10 @@ class Sandbox(_SandboxView):
         labels: dict[str, str] = {},
         include: Sequence[str | PathLike[str]] = [],
         exclude: Sequence[str | PathLike[str]] = [],
-        format: Literal["tar.gz", "tar.zst"] = "tar.gz",
+        format: Literal["tar", "tar.gz", "tar.zst"] = "tar.gz",
         incremental: bool = False,
         parent_id: str | Snapshot | None = None,
-        archive: Literal["bucket"] | None = None,
+        archive: Literal["bucket", "named"] | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -5419,7 +5458,13 @@ class Sandbox(_SandboxView):
         `incremental` stores the differences from the snapshot `parent_id`, or
         from the sandbox's last suitable one, else from its image. With
         `archive` ``bucket`` the archive has to be stored where other machines
-        can read it.
+        can read it; with ``named`` it lies there by the snapshot's name, as
+        ``filesystem_snapshots/NAME/NAME.tar``, where other daemons and
+        cloud-run-sandbox find it. There can be one of a name.
+
+        With a path of `include` outside of the workspace, the archive holds
+        these directories alone, under their paths from the root on. Sandboxes
+        cannot begin with that, but for those of Docker.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -5794,6 +5839,7 @@ class Sandboxes:
         idle_timeout_s: float | None = None,
         max_lifetime_s: float | None = None,
         gcs_sandbox_id: str | None = None,
+        enable_checkpoint: bool = False,
         enable_handoff: bool = False,
         enable_checkpoint_at_idle: bool = False,
         sandbox_token: str | None = None,
@@ -5821,7 +5867,9 @@ class Sandboxes:
         With a `gcs_sandbox_id`, which is then its name, it is shared with other
         daemons: see `model.Sharing`. If there is one of that id already, it is
         attached as by `sandbox.attach_shared`, with its `sandbox_token`, and
-        none is made.
+        none is made. One with `enable_checkpoint` needs a place for
+        checkpoints; without `enable_handoff` its lock can lie in the bucket of
+        its metadata if there is none for locks.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -5948,10 +5996,10 @@ class SandboxSnapshots:
         labels: dict[str, str] = {},
         include: Sequence[str | PathLike[str]] = [],
         exclude: Sequence[str | PathLike[str]] = [],
-        format: Literal["tar.gz", "tar.zst"] = "tar.gz",
+        format: Literal["tar", "tar.gz", "tar.zst"] = "tar.gz",
         incremental: bool = False,
         parent_id: str | Snapshot | None = None,
-        archive: Literal["bucket"] | None = None,
+        archive: Literal["bucket", "named"] | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -5965,7 +6013,13 @@ class SandboxSnapshots:
         `incremental` stores the differences from the snapshot `parent_id`, or
         from the sandbox's last suitable one, else from its image. With
         `archive` ``bucket`` the archive has to be stored where other machines
-        can read it.
+        can read it; with ``named`` it lies there by the snapshot's name, as
+        ``filesystem_snapshots/NAME/NAME.tar``, where other daemons and
+        cloud-run-sandbox find it. There can be one of a name.
+
+        With a path of `include` outside of the workspace, the archive holds
+        these directories alone, under their paths from the root on. Sandboxes
+        cannot begin with that, but for those of Docker.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -6263,10 +6317,10 @@ class Snapshots:
         labels: dict[str, str] = {},
         include: Sequence[str | PathLike[str]] = [],
         exclude: Sequence[str | PathLike[str]] = [],
-        format: Literal["tar.gz", "tar.zst"] = "tar.gz",
+        format: Literal["tar", "tar.gz", "tar.zst"] = "tar.gz",
         incremental: bool = False,
         parent_id: str | Snapshot | None = None,
-        archive: Literal["bucket"] | None = None,
+        archive: Literal["bucket", "named"] | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -6280,7 +6334,13 @@ class Snapshots:
         `incremental` stores the differences from the snapshot `parent_id`, or
         from the sandbox's last suitable one, else from its image. With
         `archive` ``bucket`` the archive has to be stored where other machines
-        can read it.
+        can read it; with ``named`` it lies there by the snapshot's name, as
+        ``filesystem_snapshots/NAME/NAME.tar``, where other daemons and
+        cloud-run-sandbox find it. There can be one of a name.
+
+        With a path of `include` outside of the workspace, the archive holds
+        these directories alone, under their paths from the root on. Sandboxes
+        cannot begin with that, but for those of Docker.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.

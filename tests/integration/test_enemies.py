@@ -128,7 +128,7 @@ def test_who_lost_it_to_another_resumes_nothing(cluster: Make) -> None:
 
 def spoil(group: Cluster, **changes: Any) -> None:
     """Change the metadata of a sandbox that nobody has: keys of `shared`, or of its `spec`."""
-    path = Path(group.daemons[0].env["SANDBOX_METADATA_MOUNT_PATH"], "sandboxes", ID, "metadata.json")
+    path = Path(group.daemons[0].env["SANDBOX_METADATA_MOUNT_PATH"], "sandboxes", ID, "sandkeep.json")
     document = msgspec.json.decode(path.read_bytes())
     for key, value in changes.items():
         part = document["shared"] if key in document["shared"] else document["shared"]["spec"]
@@ -176,7 +176,7 @@ def test_an_administrator_may_accept_it(left: Cluster) -> None:
     ],
 )
 def test_metadata_that_was_spoilt_is_told(left: Cluster, spoilt: dict[str, Any], code: str) -> None:
-    path = Path(left.daemons[0].env["SANDBOX_METADATA_MOUNT_PATH"], "sandboxes", ID, "metadata.json")
+    path = Path(left.daemons[0].env["SANDBOX_METADATA_MOUNT_PATH"], "sandboxes", ID, "sandkeep.json")
     real = msgspec.json.decode(path.read_bytes())["shared"]["spec"]["shared"]
     spoil(left, shared={**real, **spoilt})
     with left.daemons[1].connect() as client:

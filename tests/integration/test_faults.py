@@ -33,7 +33,7 @@ SHORT_S, STEADY_S = 4.0, 20.0
 
 LOST = [("s3", SHORT_S), *(pytest.param(*one, marks=pytest.mark.soak) for one in (("gcs", SHORT_S), ("gcs", None)))]
 
-METADATA, LOCK = f"sandboxes/{ID}/metadata.json", f"sandboxes/{ID}/lock.json"
+METADATA, LOCK = f"sandboxes/{ID}/sandkeep.json", f"sandboxes/{ID}/lock.json"
 
 
 class Faulty(Cluster):
@@ -276,7 +276,7 @@ def test_when_a_bucket_is_back_its_last_owner_goes_on(group: New, place: str) ->
     def reads_metadata_after(request: Request) -> bool:
         if request.writes and request.is_about("lock.json") and first not in request.body:
             taken.set()
-        return taken.is_set() and not request.writes and request.is_about("metadata.json")
+        return taken.is_set() and not request.writes and request.is_about("sandkeep.json")
 
     two.lines[0].mend()
     two.lines[0].fail(
@@ -308,7 +308,7 @@ def test_an_owner_that_was_stopped_for_too_long_writes_over_nothing(
     line, first = two.lines[0], two.daemons[0].process
     assert first is not None
     before = two.document(LOCK)
-    late = line.hold(lambda request: request.writes and request.is_about("metadata.json"))
+    late = line.hold(lambda request: request.writes and request.is_about("sandkeep.json"))
     with two.daemons[0].connect() as client:
         client.process.launch(ID, "sleep 60", name="of-which-metadata-tell")
     assert late.arrived.wait(patient(60))
@@ -326,7 +326,7 @@ def test_an_owner_that_was_stopped_for_too_long_writes_over_nothing(
         refused("lock_lost", client.snapshot.create, made.sandbox_id)
         assert [lock.status for lock in client.lock.list(all=True).locks if lock.acquired_at] == ["expired"]
     # what arrived late is among them
-    until(lambda: [one for one in line.answered[passed:] if one.writes and one.is_about("metadata.json")])
+    until(lambda: [one for one in line.answered[passed:] if one.writes and one.is_about("sandkeep.json")])
     writes = [request for request in line.answered[passed:] if request.writes and request.is_about(ID)]
     assert [request for request in writes if request.status == 200] == []
     assert two.document(METADATA)["fence"] == two.document(LOCK)["fence"] > before["fence"]

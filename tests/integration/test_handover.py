@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.integration.conftest import Make
 from tests.support.counting import counting
@@ -97,7 +98,67 @@ def test_settings_are_checked_before_anything_is_done(
     assert [path for path in (tmp_path / "shared").rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.parametrize("option", ["enable_handoff", "enable_checkpoint_at_idle"])
+KNOWN = {
+    "sandbox_id", "created_timestamp", "idle_timeout", "latest_sandbox_checkpoint", "enable_sandbox_checkpoint",
+    "enable_sandbox_handoff", "enable_idle_timeout_auto_checkpoint",
+}  # fmt: skip
+"""The fields of cloud-run-sandbox's metadata: its reader fails at any other."""
+
+
+@pytest.mark.needs("runsc")
+def test_the_document_for_cloud_run_sandbox_has_its_keys_alone(cluster: Make, shared: dict[str, str]) -> None:
+    group = cluster(1, provider="gvisor")
+    group.create(idle_timeout_s=300)
+    path = Path(shared["SANDBOX_METADATA_MOUNT_PATH"], "sandboxes", ID, "metadata.json")
+    assert msgspec.json.decode(path.read_bytes())["latest_sandbox_checkpoint"] is None
+    with group.daemons[0].connect() as client:
+        client.sandbox.detach(ID)
+    document = msgspec.json.decode(path.read_bytes())
+    assert document.keys() == KNOWN
+    assert document["latest_sandbox_checkpoint"].keys() == {"bucket", "path"}
+    assert document["latest_sandbox_checkpoint"] == metadata(str(path.parents[2]))["latest_sandbox_checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "code", "told"),
+    [
+        (None, "snapshot_missing", "never saved"),
+        ({"bucket": "b", "path": "sandbox_checkpoints/ckpt_1760000000123456789"}, "not_supported", "ckpt_176"),
+    ],
+)
+def test_documents_of_cloud_run_sandbox_are_read(
+    cluster: Make, shared: dict[str, str], checkpoint: Any, code: str, told: str
+) -> None:
+    path = Path(shared["SANDBOX_METADATA_MOUNT_PATH"], "sandboxes", "sandbox-9a2c", "metadata.json")
+    path.parent.mkdir(parents=True)
+    document = dict.fromkeys(KNOWN, False) | {
+        "sandbox_id": "sandbox-9a2c", "created_timestamp": 1760000000.123, "idle_timeout": 300,
+        "latest_sandbox_checkpoint": checkpoint, "enable_sandbox_checkpoint": True,
+    }  # fmt: skip
+    path.write_bytes(msgspec.json.encode(document))
+    group = cluster(1)
+    with group.daemons[0].connect() as client:
+        assert told in refused(code, client.sandbox.attach_shared, "sandbox-9a2c", "0" * 32).message
+        assert client.lock.list(all=True).locks == []
+
+
+@pytest.mark.needs("gcs")
+def test_what_is_never_handed_over_needs_no_lock_bucket(cluster: Make, in_gcs: dict[str, str]) -> None:
+    """Its lock is beside its metadata. Without `enable_checkpoint` it is required all the same."""
+    group = cluster(2, settings={k: v for k, v in in_gcs.items() if "LOCK" not in k})
+    group.create(enable_handoff=False, enable_checkpoint=True)
+    group.sh(0, "echo mine >mine")
+    with group.daemons[0].connect() as client:
+        assert client.lock.list().locks[0].where == f"gs://{in_gcs['SANDBOX_METADATA_BUCKET']}"
+        for options in ({}, {"enable_handoff": True, "enable_checkpoint": True}):
+            error = refused("not_configured", client.sandbox.create, group.image, gcs_sandbox_id="other", **options)
+            assert error.data["setting"] == "SANDBOX_LOCK_BUCKET"
+        client.sandbox.detach(ID)
+    group.attach(1)
+    assert group.sh(1, "cat mine") == "mine\n"
+
+
+@pytest.mark.parametrize("option", ["enable_handoff", "enable_checkpoint_at_idle", "enable_checkpoint"])
 def test_what_is_saved_by_itself_needs_a_place_for_checkpoints(
     cluster: Make, shared: dict[str, str], option: str
 ) -> None:

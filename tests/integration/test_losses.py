@@ -69,6 +69,32 @@ def test_who_lost_the_lock_stands_still(cluster: Make) -> None:
     assert group.sh(1, "ls") == "file\n"
 
 
+def test_who_lost_it_gets_it_back_when_the_other_is_done(cluster: Make) -> None:
+    """By attaching it, without an end of what is left of it, which would be the end of nothing else."""
+    group = cluster()
+    made = group.create(enable_handoff=False)
+    with group.daemons[0].connect() as client:
+        client.snapshot.create(ID)
+    group.sh(0, "echo lost >lost")
+    group.rob(1)
+    until(lambda: group.get(0, made.sandbox_id).moved_to is not None)
+    with group.daemons[0].connect() as client:
+        refused("lock_timeout", client.sandbox.attach_shared, ID, group.token, timeout_s=3)
+        assert client.sandbox.get(made.sandbox_id).status == "suspended"  # nothing was lost by trying
+        assert "rm would end what is left" in refused("lock_lost", client.sandbox.detach, made.sandbox_id).message
+    group.sh(1, "echo there >there")
+    with group.daemons[1].connect() as client:
+        client.sandbox.detach(ID)
+    again = group.attach(0)
+    assert again.sandbox_id != made.sandbox_id
+    assert group.sh(0, "ls") == "file\nthere\n"
+    assert group.get(0, made.sandbox_id).terminated_reason == "attached_again"
+    assert group.standing() == [0]
+    with group.daemons[0].connect() as client:
+        error = refused("in_use", client.sandbox.attach_shared, ID, group.token)
+    assert "rm would end it for all" in error.message
+
+
 def test_who_lost_the_lock_to_nobody_takes_it_again(cluster: Make) -> None:
     group = cluster()
     made = group.create()
@@ -164,7 +190,7 @@ def test_who_dies_while_it_takes_the_image_takes_it_again(cluster: Make, step: s
 def test_a_damaged_document_is_told(cluster: Make, shared: dict[str, str]) -> None:
     group = cluster()
     group.create()
-    path = Path(shared["SANDBOX_METADATA_MOUNT_PATH"], "sandboxes", ID, "metadata.json")
+    path = Path(shared["SANDBOX_METADATA_MOUNT_PATH"], "sandboxes", ID, "sandkeep.json")
     good = path.read_bytes()
     hostile: list[bytes] = [
         b"", b"{", b"[]", b"\xff" * 100, b"[" * 100_000, b'{"sandbox_id": 7}',

@@ -3,6 +3,7 @@ for in the directory that the variable SANDKEEP_SOURCES names.
 """
 
 import os
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,12 @@ REPOSITORIES: Final = {
 def repository(name: str) -> Path:
     """Return the checkout of a repository, which may not be there."""
     return Path(os.environ.get(SETTING, "/nonexistent")) / name
+
+
+def python_of(name: str) -> Path:
+    """Return the interpreter with the packages that a repository's programs need: that of its own `.venv`."""
+    own = repository(name) / ".venv/bin/python"
+    return own if own.exists() else Path(sys.executable)
 
 
 def why_absent(name: str) -> str | None:

@@ -124,4 +124,4 @@ class Cluster:
 
 def metadata(directory: str) -> Any:
     """Return the shared document of a directory."""
-    return msgspec.json.decode(Path(directory, "sandboxes", ID, "metadata.json").read_bytes())
+    return msgspec.json.decode(Path(directory, "sandboxes", ID, "sandkeep.json").read_bytes())

@@ -80,6 +80,7 @@ from sandkeepd.locks.leases import Leases
 from sandkeepd.locks.publish import Publisher
 from sandkeepd.providers.registry import open_providers
 from sandkeepd.sandboxes import reaper
+from sandkeepd.sandboxes.files import Files
 from sandkeepd.sandboxes.images import Images
 from sandkeepd.sandboxes.output_limit import OutputLimit
 from sandkeepd.sandboxes.processes import Processes
@@ -204,7 +205,10 @@ async def _run_parts(
             keys,
         )
         holdings = Holdings(daemon.CLIENT_MEMORY())
-        cloud_run = CloudRun(core, dispatch, processes, sessions.activity)
+        cloud_run = CloudRun(
+            core, dispatch, processes, sessions.activity, Files(core, sandboxes.runtimes), publishing.read,
+            config.state_dir,
+        )  # fmt: skip
         sharing.handover.before_save = cloud_run.end_execution
         served = endpoints(core, dispatch, processes, sessions.activity, cloud_run)
         stream = StreamServer(

@@ -171,9 +171,11 @@ class LockService:
         filing_id = sandbox_id or self._core.state.filing_id_for(lock_id, event.owner, event.name, event.where)
         return NewEvent(lock_id, event, filing_id, 0)
 
-    def place(self, request: Request[Any], name: str) -> str:
-        """Return where the caller's lock lies; for a sandbox, its owner's. Raises `not_configured`, `not_supported`."""
-        root = self._storage.lock_root()
+    def place(self, request: Request[Any], name: str, *, beside_metadata: bool = False) -> str:
+        """Return where the caller's lock lies; for a sandbox, its owner's. See `Storage.lock_root`. Raises
+        `not_configured`, `not_supported`.
+        """
+        root = self._storage.lock_root(beside_metadata=beside_metadata)
         require_sdk(root)
         shared, sandbox = where(root), self._core.state.sandboxes.get(name)
         of_sandbox = sandbox is not None and request.sees(sandbox.owner)

@@ -1,9 +1,10 @@
-"""The metadata of shared sandboxes, where other daemons read them: ``sandboxes/<lock's name>/metadata.json``.
+"""The metadata of shared sandboxes, where other daemons read them: ``sandboxes/<lock's name>/sandkeep.json``.
 
 A sandbox is shared while its lock is held here, and there is a place for metadata (`Storage.metadata_root`). Its
 document is written after each change, over the version that was read, and carries the fence of the lock: a daemon that
 lost the lock, and does not know yet, cannot overwrite the next owner's document. The stores are those of locks, whose
-conditional writes hold between machines; on a mounted bucket nothing does.
+conditional writes hold between machines; on a mounted bucket nothing does. ``metadata.json`` beside it is the part for
+cloud-run-sandbox, without a fence: it is written after ours, over the version from before that.
 
 Error handling: failed requests are retried. A lost lock ends the writing until it is taken again.
 """
@@ -19,13 +20,14 @@ from sandkeep import events
 from sandkeep.errors import SandkeepError, StateError
 from sandkeep_store.buckets.config import STORAGE, Root, Storage
 from sandkeep_store.eventlog.log import Recorded
-from sandkeep_store.locks.fence import Fence, read_fenced, write_fenced
+from sandkeep_store.locks.fence import WRITES_AT_ONCE, Fence, read_fenced, write_fenced
 from sandkeep_store.locks.open import open_store, where
 from sandkeep_store.locks.places import part_of
 from sandkeep_store.locks.store import DocumentStore
-from sandkeep_store.views.metadata import FILE_NAME, document
+from sandkeep_store.views import metadata
+from sandkeep_store.views.metadata import document
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeep_store.views.shared_metadata import SharedMetadata, decode, shared_document
+from sandkeep_store.views.shared_metadata import FILE_NAME, SharedMetadata, decode, foreign_part, shared_document
 from sandkeepd.core.core import Core, as_sandkeep_error
 from sandkeepd.locks.leases import Leases
 
@@ -111,12 +113,16 @@ class Publisher:
                 raise
 
     async def read(self, owner: str, name: str) -> SharedMetadata | None:
-        """Read the document of a shared sandbox; None when there is none. Raises `not_configured`, `snapshot_corrupt`,
-        and the store's errors.
+        """Read the document of a shared sandbox, or that of cloud-run-sandbox; None when there is none. Raises
+        `not_configured`, `snapshot_corrupt`, and the store's errors.
         """
-        documents, path = self._store_of(self._storage.metadata_root()), f"{part_of('', owner)}/{_named(name)}"
-        found = await self._leases.in_thread(partial(read_fenced, documents, path.removeprefix("/")))
-        return decode(found.content, f"{documents.where}/{path.removeprefix('/')}") if found is not None else None
+        documents, part = self._store_of(self._storage.metadata_root()), part_of("", owner)
+        for file in (FILE_NAME, metadata.FILE_NAME):
+            path = _path(part, name, file)
+            found = await self._leases.in_thread(partial(read_fenced, documents, path))
+            if found is not None:
+                return decode(found.content, f"{documents.where}/{path}")
+        return None
 
     async def _publish(self, sandbox_id: str) -> None:
         try:
@@ -135,7 +141,7 @@ class Publisher:
         fence = self._leases.fence(sandbox_id, sandbox.owner)
         content = self._content(sandbox, fence) if fence is not None else None
         if fence is not None and content is not None:
-            await self._leases.in_thread(partial(write_fenced, documents, _path(sandbox, fence), content, fence))
+            await self._leases.in_thread(partial(_write_both, documents, sandbox, content, fence))
 
     def _content(self, sandbox: SandboxState, fence: Fence) -> bytes | None:
         state, log_id = self._core.state, self._core.log.log_id
@@ -163,11 +169,26 @@ class Publisher:
         return self._stores[place]
 
 
-def _path(sandbox: SandboxState, fence: Fence) -> str:
-    """Return the document's path: by the lock's name, which other daemons use; names are private to an owner."""
+def _write_both(documents: DocumentStore, sandbox: SandboxState, content: bytes, fence: Fence) -> None:
+    """Write our document, and the part for cloud-run-sandbox after it. Raises as `write_fenced`. Blocks.
+
+    A later owner writes ours with its own fence first. So whoever still writes ours after reading the part, and then
+    the part over what was read, overwrites nothing of a later owner's.
+    """
+    # By the lock's name, which other daemons use; names are private to an owner.
     part = "" if fence.name == sandbox.sandbox_id else part_of("", sandbox.owner)
-    return f"{part}/{_named(fence.name)}".removeprefix("/")
+    ours, theirs = (_path(part, fence.name, file) for file in (FILE_NAME, metadata.FILE_NAME))
+    told = foreign_part(content)
+    for _ in range(WRITES_AT_ONCE):
+        before = read_fenced(documents, theirs)
+        write_fenced(documents, ours, content, fence)
+        if before is not None and before.content == told:
+            return
+        if documents.write(theirs, told, before.version if before is not None else None) is not None:
+            return
+    message = f"other daemons write {documents.where}/{theirs} all the time: try again"
+    raise StateError("conflict", message, place=f"{documents.where}/{theirs}")
 
 
-def _named(name: str) -> str:
-    return f"sandboxes/{name}/{FILE_NAME}"
+def _path(part: str, name: str, file: str) -> str:
+    return f"{part}/sandboxes/{name}/{file}".removeprefix("/")

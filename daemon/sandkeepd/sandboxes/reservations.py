@@ -38,13 +38,16 @@ class Reservations:
         self._reserved: dict[str, Reservation] = {}
 
     @contextmanager
-    def one(self, request: Request[Any], name: str | None, spec: SandboxSpec) -> Iterator[str]:
-        """Reserve the name of one sandbox, for the length of a block in which it goes on record; yield its id.
+    def one(
+        self, request: Request[Any], name: str | None, spec: SandboxSpec, *, instead_of: str | None = None
+    ) -> Iterator[str]:
+        """Reserve the name of one sandbox, for the length of a block in which it goes on record; yield its id. The name
+        may be that of the sandbox `instead_of`, which ends before.
 
         Raises `invalid` and `conflict` for the name, and `quota_exceeded`.
         """
         sandbox_id = ids.new_id(ids.SANDBOX)
-        self._reserve(request, request.owner, {sandbox_id: name}, spec, "name")
+        self._reserve(request, request.owner, {sandbox_id: name}, spec, "name", instead_of)
         try:
             yield sandbox_id
         finally:
@@ -144,20 +147,21 @@ class Reservations:
                     claims.withdraw(sandbox_id, reserved.plan)
 
     def _reserve(
-        self, request: Request[Any], owner: str, named: Mapping[str, str | None], spec: SandboxSpec, field: str
-    ) -> None:
+        self, request: Request[Any], owner: str, named: Mapping[str, str | None], spec: SandboxSpec, field: str,
+        instead_of: str | None = None,
+    ) -> None:  # fmt: skip
         names = [ids.check_new_name(name, field) for name in named.values() if name is not None]
         for name in names:
-            if names.count(name) > 1 or self._is_taken(owner, name):
+            if names.count(name) > 1 or self._is_taken(owner, name, instead_of):
                 raise StateError("conflict", f"you have a sandbox called {name!r}: choose another name", name=name)
         self._core.quotas.reserve(request, owner, dict.fromkeys(named, of_sandbox(spec)))
         for sandbox_id, given in named.items():
             self._reserved[sandbox_id] = Reservation(owner, given)
 
-    def _is_taken(self, owner: str, name: str) -> bool:
-        """Tell if a sandbox of that owner has the name, which has not ended, or is about to be."""
+    def _is_taken(self, owner: str, name: str, instead_of: str | None) -> bool:
+        """Tell if another sandbox of that owner has the name, which has not ended, or is about to be."""
         found = self._core.state.sandbox_named(owner, name)
-        if found is not None and not found.hidden:
+        if found is not None and not found.hidden and found.sandbox_id != instead_of:
             return True
         return any((reserved.owner, reserved.name) == (owner, name) for reserved in self._reserved.values())
 

@@ -31,6 +31,7 @@ from sandkeep_store.buckets.config import STORAGE, Artifact, Root, Storage
 from sandkeep_store.eventlog.log import Recorded
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.images import ImageState
+from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.shared_metadata import Shared, SharedMetadata
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.checkpoints.restoration import CheckpointRestoration, checkpointing
@@ -85,7 +86,7 @@ class Attachment:
         command = request.params
         name = command.gcs_sandbox_id
         if name is None:
-            for field in ("enable_handoff", "enable_checkpoint_at_idle", "sandbox_token"):
+            for field in ("enable_checkpoint", "enable_handoff", "enable_checkpoint_at_idle", "sandbox_token"):
                 if getattr(command, field):
                     raise CallerError(
                         "invalid", f"{field}: it is for shared sandboxes: give gcs_sandbox_id", field=field
@@ -95,7 +96,10 @@ class Attachment:
         if command.name not in (None, name):
             raise CallerError("invalid", "name: a shared sandbox is called by its gcs_sandbox_id: leave it out")
         movable = command.enable_handoff or command.enable_checkpoint_at_idle
-        self._storage.require_sharing(checkpoints=movable)
+        self._storage.require_sharing(
+            checkpoints=movable or command.enable_checkpoint,
+            beside_metadata=command.enable_checkpoint and not command.enable_handoff,
+        )
         found = await self._publisher.read(request.owner, name)
         if found is None or found.is_removed:
             return await self._make(request, name)
@@ -118,12 +122,13 @@ class Attachment:
             gcs_sandbox_id=name, enable_handoff=command.enable_handoff,
             enable_checkpoint_at_idle=command.enable_checkpoint_at_idle, created_at=rfc3339(now_us()),
         )  # fmt: skip
-        saves_memory = self._require_savable(provider, sharing)
+        saves_memory = self._require_savable(provider, movable=sharing.is_movable or command.enable_checkpoint)
         told = await self._images.describe(request, image, archive=saves_memory)
         with self._sandboxes.reservations.one(request, name, spec) as sandbox_id:
             token = command.sandbox_token or token_of(core.log.command_key, sandbox_id)
             spec = replace(spec, shared=replace(sharing, token_sha256=hash_of(token)))
-            async with self._locked(request, name, sandbox_id, 0.0):
+            beside = command.enable_checkpoint and not command.enable_handoff
+            async with self._locked(request, name, sandbox_id, 0.0, beside_metadata=beside):
                 found = await self._publisher.read(request.owner, name)
                 if found is not None and not found.is_removed:
                     message = f"another daemon has just made the shared sandbox {name!r}: attach to it"
@@ -131,11 +136,11 @@ class Attachment:
                 await self._begin(request, image, provider, sandbox_id, spec, told)
         return await self._made(sandbox_id, token, "requested")
 
-    def _require_savable(self, provider: Provider, sharing: Sharing) -> bool:
-        """Return True if the provider saves sandboxes with their memory. Raises `not_configured` unless one that its
-        daemon is to save by itself can be saved where others find it.
+    def _require_savable(self, provider: Provider, *, movable: bool) -> bool:
+        """Return True if the provider saves sandboxes with their memory. Raises `not_configured` unless one that is
+        surely to be saved can be saved where others find it; another need not be.
         """
-        if not sharing.is_movable:
+        if not movable:
             return False
         if provider.checkpoints is None:
             snapshotting(provider)
@@ -180,7 +185,7 @@ class Attachment:
         """Attach a sandbox that is shared."""
         command = request.params
         name = ids.check_new_name(command.gcs_sandbox_id, "gcs_sandbox_id")
-        self._storage.require_sharing()
+        self._storage.require_sharing(beside_metadata=True)
         found = await self._publisher.read(request.owner, name)
         if found is None or found.is_removed:
             raise _no_such(name)
@@ -193,32 +198,52 @@ class Attachment:
         here = state.sandbox_named(request.owner, name)
         if here is not None and here.status in ("creating", "stopping"):
             await self._core.settled(here.sandbox_id, lambda: here.status not in ("creating", "stopping"))
-        if here is not None and not here.hidden:
-            message = f"sandbox {here.sandbox_id} is called {name!r}, and has not ended here: use it, or terminate it"
-            raise StateError("in_use", message, sandbox_id=here.sandbox_id)
+        lost = here if here is not None and self._is_lost(here) else None
+        if here is not None and not here.hidden and lost is None:
+            raise _in_use(here, name)
         provider = self._core.provider(shared.provider)
         spec = _checked_spec(request, shared)
         assert spec.shared is not None
-        self._storage.require_sharing(checkpoints=spec.shared.is_movable)
-        saves_memory = self._require_savable(provider, spec.shared)
-        if not saves_memory:
+        self._storage.require_sharing(
+            checkpoints=spec.shared.is_movable, beside_metadata=not spec.shared.enable_handoff
+        )
+        self._require_savable(provider, movable=spec.shared.is_movable)
+        if not _has_memory(provider, shared) and (shared.saved is not None or provider.checkpoints is None):
             _require_secrets(shared, command.secrets)
         # Made before the lock is asked for, so that nobody waits for it.
-        image_id = await self._image(request, shared, provider) if saves_memory or _needs_image(provider) else None
-        with self._sandboxes.reservations.one(request, name, spec) as sandbox_id:
-            async with self._locked(request, name, sandbox_id, command.timeout_s):
+        image_id = await self._image(request, shared, provider) if _needs_image(provider, shared) else None
+        with self._sandboxes.reservations.one(
+            request, name, spec, instead_of=lost.sandbox_id if lost is not None else None
+        ) as sandbox_id:
+            beside = not spec.shared.enable_handoff
+            async with self._locked(request, name, sandbox_id, command.timeout_s, beside_metadata=beside):
                 now = await self._publisher.read(request.owner, name)
                 if now is None or now.is_removed:
                     raise _no_such(name)
                 check_token(command.sandbox_token, _token_hash(now), name)
+                if image_id is None and _needs_image(provider, _shared(now)):  # it was saved meanwhile
+                    image_id = await self._image(request, _shared(now), provider)
+                if lost is not None:
+                    await self._end_lost(lost, _shared(now))
                 await self._restore(request, sandbox_id, spec, _shared(now), image_id)
         # Not as requested, which would tell all daemons that there is no such sandbox any more.
         return await self._made(sandbox_id, None, "detached")
 
+    def _is_lost(self, sandbox: SandboxState) -> bool:
+        """Return True if another daemon has had a sandbox since its lock was lost here, where it stands still."""
+        lock = rules.shared_lock(self._core.state, sandbox.sandbox_id)
+        return not sandbox.hidden and sandbox.moved_to is not None and lock is not None and lock.ended
+
+    async def _end_lost(self, sandbox: SandboxState, shared: Shared) -> None:
+        """End what was left of a sandbox here, as what other daemons saved of it takes its place."""
+        if shared.saved is not None:
+            await self._sandboxes.termination.end(sandbox.sandbox_id, "attached_again")
+            await self._sandboxes.termination.settled(sandbox.sandbox_id)
+
     async def _image(self, request: Request[SandboxAttachShared], shared: Shared, provider: Provider) -> str:
         if shared.image is None:
             raise DataError("snapshot_corrupt", "the metadata of the shared sandbox does not name its image")
-        return await self._images.find(request, shared.image, provider)
+        return await self._images.find(request, shared.image, provider, by_archive=_has_memory(provider, shared))
 
     async def _restore(
         self, request: Request[SandboxAttachShared], sandbox_id: str, spec: SandboxSpec, shared: Shared,
@@ -286,11 +311,14 @@ class Attachment:
     # -- the lock -----------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _locked(self, request: Request[Any], name: str, sandbox_id: str, timeout_s: float) -> AsyncIterator[None]:
+    async def _locked(
+        self, request: Request[Any], name: str, sandbox_id: str, timeout_s: float, *, beside_metadata: bool
+    ) -> AsyncIterator[None]:
         """Take the lock for a sandbox that goes on record in the block. If it does not, the lock is released."""
         self.starting.add(sandbox_id)
         try:
-            lock_id = await self._take(request, name, sandbox_id, timeout_s)
+            where = self._locks.place(request, name, beside_metadata=beside_metadata)
+            lock_id = await self._take(request, name, sandbox_id, timeout_s, where)
             try:
                 yield
             except BaseException:
@@ -301,13 +329,13 @@ class Attachment:
         finally:
             self.starting.discard(sandbox_id)
 
-    async def _take(self, request: Request[Any], name: str, sandbox_id: str, timeout_s: float) -> str:
+    async def _take(self, request: Request[Any], name: str, sandbox_id: str, timeout_s: float, where: str) -> str:
         """Take the lock; return its id. Raises as ``lock.acquire`` does, and the reason why the daemon that has it
         cannot give it up.
         """
         part = part_of_request(request, "lock.acquire", LockAcquire(name=name, timeout_s=timeout_s))
         event = events.LockAcquireRequested(
-            owner=request.owner, name=name, where=self._locks.place(part, name), owner_id=str(uuid.uuid4()),
+            owner=request.owner, name=name, where=where, owner_id=str(uuid.uuid4()),
             timeout_s=timeout_s, sandbox_id=sandbox_id,
         )  # fmt: skip
         if timeout_s <= 0:
@@ -353,11 +381,20 @@ def _as(request: Request[Any], method: str, params: P) -> Request[P]:
 
 
 def _shared(found: SharedMetadata) -> Shared:
-    """Return our part of a document. Raises `not_supported` for one of another program."""
-    if found.shared is None:
-        message = f"the shared sandbox {found.sandbox_id!r} was made by another program, which keeps no token of it"
-        raise SetupError("not_supported", f"{message}: attach to it there, or create another")
-    return found.shared
+    """Return our part of a document. Raises `snapshot_missing` for one of cloud-run-sandbox that was never saved, and
+    `not_supported` for others of it: what they saved runs that program's first process, and not the keeper, by which
+    commands are run here; no version of `runsc` adds one to a saved sandbox.
+    """
+    if found.shared is not None:
+        return found.shared
+    whose = f"the shared sandbox {found.sandbox_id!r} is one of cloud-run-sandbox"
+    saved = found.latest_sandbox_checkpoint or found.latest_checkpoint
+    if saved is None:
+        raise DataError("snapshot_missing", f"{whose}, and was never saved: attach to it there")
+    where = f"{saved.bucket}/{saved.path}" if saved.bucket is not None else saved.path
+    message = f"{whose}: its checkpoint {where} holds no keeper, by which commands run in a sandbox here"
+    remedy = "attach to it there, and bring its files by a filesystem snapshot"
+    raise SetupError("not_supported", f"{message}: {remedy}", checkpoint=where)
 
 
 def _token_hash(found: SharedMetadata) -> str:
@@ -406,6 +443,24 @@ def _require_secrets(shared: Shared, given: dict[str, str]) -> None:
         raise StateError("secret_missing", message, secrets=missing)
 
 
-def _needs_image(provider: Provider) -> bool:
-    """Return True if sandboxes that begin with all their files need an image all the same, for how to run them."""
-    return provider.builder is not None
+def _has_memory(provider: Provider, shared: Shared) -> bool:
+    """Return True if a sandbox was saved with its memory, or surely will be."""
+    if shared.saved is not None:
+        return shared.saved.kind == "checkpoint"
+    return provider.checkpoints is not None and shared.spec.shared is not None and shared.spec.shared.is_movable
+
+
+def _needs_image(provider: Provider, shared: Shared) -> bool:
+    """Return True if a sandbox needs its image: for its memory, or where sandboxes that begin with all their files need
+    one all the same, for how to run them.
+    """
+    return provider.builder is not None or _has_memory(provider, shared)
+
+
+def _in_use(sandbox: SandboxState, name: str) -> StateError:
+    message = f"sandbox {sandbox.sandbox_id} is called {name!r}, and has not ended here: use it"
+    if sandbox.spec.shared is not None:
+        message += ", or detach it, to attach it elsewhere; rm would end it for all, with what was saved of it"
+    else:
+        message += ", or rm it, which deletes its files"
+    return StateError("in_use", message, sandbox_id=sandbox.sandbox_id)

@@ -18,6 +18,7 @@ from sandkeep.events import Meta
 from sandkeep.model import Place, Sandbox
 from sandkeep.protocol.methods import (
     CheckpointCreate,
+    ImageRef,
     SandboxDetach,
     SandboxResume,
     SandboxSuspend,
@@ -37,6 +38,7 @@ from sandkeepd.locks.leases import HELD, Leases
 from sandkeepd.locks.locks import LockOperation, LockService
 from sandkeepd.locks.publish import Publisher
 from sandkeepd.sandboxes.sandboxes import Sandboxes
+from sandkeepd.sharing.images import SharedImages
 from sandkeepd.snapshots.archive_paths import root_of
 from sandkeepd.snapshots.archives import FIRST_PATIENCE_S
 from sandkeepd.snapshots.snapshots import Snapshots
@@ -66,9 +68,10 @@ class Handover(LockOperation):
 
     def __init__(
         self, core: Core, leases: Leases, sandboxes: Sandboxes, snapshots: Snapshots, checkpoints: Checkpoints,
-        locks: LockService, publisher: Publisher,
+        locks: LockService, publisher: Publisher, images: SharedImages,
     ) -> None:  # fmt: skip
         super().__init__(core, leases)
+        self._images = images
         self._sandboxes = sandboxes
         self._snapshots = snapshots
         self._checkpoints = checkpoints
@@ -91,9 +94,8 @@ class Handover(LockOperation):
         if lock.status == "held":
             await self.order(lock, "detached", request.meta, request=request)
         elif lock.status not in (*rules.LEAVING, "released"):
-            message = (
-                f"sandbox {sandbox.sandbox_id} has lost its lock: see `moved_to`, save what you need, terminate it"
-            )
+            lost = f"sandbox {sandbox.sandbox_id} has lost its lock, and goes on at `moved_to`"
+            message = f"{lost}: save what you need of it, and attach it again; rm would end what is left of it here"
             raise StateError("lock_lost", message, sandbox_id=sandbox.sandbox_id)
         return await self.detached(lock, sandbox)
 
@@ -154,6 +156,7 @@ class Handover(LockOperation):
         owner, sandbox_id, done = sandbox.owner, sandbox.sandbox_id, order.context
         provider = self.core.provider(sandbox.requested.provider)
         if provider.checkpoints is not None and provider.checkpoints.why_no_checkpoint(sandbox.requested.plan) is None:
+            await self._leave_image(sandbox)
             done.suspended = sandbox.status == "running"
             checkpoint = await self._checkpoints.create(
                 own_request(owner, "checkpoint.create", CheckpointCreate(sandbox_id=sandbox_id, name=NAME))
@@ -172,6 +175,13 @@ class Handover(LockOperation):
         snapshot = self.core.state.snapshots[made.snapshot_id]
         assert snapshot.stored is not None
         await self._verify({snapshot.places[0].path: snapshot.stored.size_bytes}, snapshot.places[0])
+
+    async def _leave_image(self, sandbox: SandboxState) -> None:
+        """Leave the image of a sandbox where other daemons find it, unless that was done when it was made."""
+        image, told = self.core.state.images.get(sandbox.requested.image_id), sandbox.requested.first_image
+        if image is not None and told is not None and told.path is None:
+            request = own_request(sandbox.owner, "image.get", ImageRef(image_id=image.image_id))
+            await self._images.describe(request, image, archive=True)
 
     async def _verify(self, sizes: dict[str, int], place: Place) -> None:
         """See that objects are in their store with these sizes. Raises `snapshot_missing`, `snapshot_corrupt`."""

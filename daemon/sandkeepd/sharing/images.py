@@ -94,7 +94,7 @@ class SharedImages:
         asked, digest = image.requested, image.created.digest if image.created is not None else ""
         path = None
         if archive:
-            path = f"{FOLDER}/{digest.rpartition(':')[2]}.tar.zst"
+            path = _path_of(digest)
             place = self._root().place(path)
             opened = await layering(self._core.provider(asked.provider)).open_image(image.image_id)
             try:
@@ -105,9 +105,9 @@ class SharedImages:
         source = asked.source if asked.kind == "reference" else None
         return SharedImage(provider=asked.provider, digest=digest, path=path, source=source)
 
-    async def find(self, request: Request[Params], wanted: SharedImage, provider: Provider) -> str:
-        """Return the id of the caller's image of that content, which is made if need be. Raises `not_ready` when it
-        cannot be had.
+    async def find(self, request: Request[Params], wanted: SharedImage, provider: Provider, *, by_archive: bool) -> str:
+        """Return the id of the caller's image of that content, which is made if need be, with `by_archive` of the one
+        that was left at the latest when the sandbox was saved. Raises `not_ready` when it cannot be had.
         """
         for image in reversed(self._core.state.images.values()):
             made, asked = image.created, image.requested
@@ -123,10 +123,10 @@ class SharedImages:
                 message = f"{wanted.source} no longer has the content of the sandbox's image"
                 raise DataError("snapshot_corrupt", f"{message}: make that image here, and attach again")
             return found.image_id
-        if wanted.path is None:
+        if wanted.path is None and not by_archive:
             message = f"there is no image here with the content {wanted.digest}, of which the sandbox was made"
             raise StateError("not_ready", f"{message}: make it with `sandkeep image create`, and attach again")
-        place = self._root().place(wanted.path)
+        place = self._root().place(wanted.path or _path_of(wanted.digest))
         event = events.ImageCreateRequested(
             owner=request.owner, provider=provider.name, kind="directory", source=str(place)
         )
@@ -137,6 +137,10 @@ class SharedImages:
 
     def _root(self) -> Root:
         return self._storage.require("checkpoint", bucket=True)
+
+
+def _path_of(digest: str) -> str:
+    return f"{FOLDER}/{digest.rpartition(':')[2]}.tar.zst"
 
 
 def _require_reference(source: str) -> None:

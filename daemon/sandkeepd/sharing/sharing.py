@@ -32,7 +32,7 @@ class Sharing:
         self.attachment = Attachment(
             core, images, sandboxes, restores, checkpoints.restoration, self.locks, publisher, shared_images
         )
-        self.handover = Handover(core, leases, sandboxes, snapshots, checkpoints, self.locks, publisher)
+        self.handover = Handover(core, leases, sandboxes, snapshots, checkpoints, self.locks, publisher, shared_images)
         self.keeping = Keeping(core, leases, sandboxes, self.locks, publisher, self.handover, self.attachment.starting)
         self.operations: Sequence[Operation[Any, Any]] = shared_images.operations
         self.commands: Sequence[Command] = (*self.locks.commands, self.handover, *self.attachment.commands)

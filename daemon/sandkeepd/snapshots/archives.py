@@ -70,7 +70,7 @@ class SnapshotArchives:
     """Operations on archives."""
 
     def __init__(self, state_dir: str, log_id: str) -> None:
-        self._state_dir = state_dir
+        self.state_dir = state_dir
         self._catalogues = f"{state_dir}/{CATALOGUES}"
         self._log_id = log_id
         self._since = time.time()
@@ -94,6 +94,13 @@ class SnapshotArchives:
         if roots[0] != local and local.where == "directory":
             roots.append(local)
         return [place_of(root, path_in(root, snapshot_id, group, written_as)) for root in roots]
+
+    def named_place(self, path: str) -> model.Place:
+        """Return the place of an archive that others find by its path. Raises as `places`."""
+        DirectoryArchives(STORAGE.local_root()).require_private()
+        root = STORAGE.require("snapshot", bucket=True)
+        require_sdk(root)
+        return place_of(root, path)
 
     def catalogue(self, snapshot_id: str) -> str:
         """Return the path of an archive's catalogue."""
@@ -178,7 +185,7 @@ class SnapshotArchives:
 
     async def sweep(self) -> None:
         """Remove unfinished archives of an earlier daemon from the state directory."""
-        root = Root("state", f"{self._state_dir}/archives")
+        root = Root("state", f"{self.state_dir}/archives")
         await in_thread(DirectoryArchives(root).sweep, time.time() - self._since)
 
     # -- having again -------------------------------------------------------------------------------------------------
@@ -316,7 +323,7 @@ def _had(snapshot: SnapshotState, place: Place, moved: Meter, *, is_last: bool) 
     """Return an archive as an open file; looked through, if another place may have it, too. Blocks."""
     stored = snapshot.stored
     assert stored is not None
-    descriptor = _fetched(open_store(place.root), place, stored.size_bytes, moved)
+    descriptor = fetched(open_store(place.root), place, stored.size_bytes, moved)
     try:
         if not is_last:
             check(snapshot, descriptor, moved)
@@ -337,7 +344,7 @@ def check(snapshot: SnapshotState, descriptor: int, moved: Meter) -> None:
         raise DataError("snapshot_corrupt", "the archive is damaged: its digest is not the one on record")
 
 
-def _fetched(store: ArchiveStore, place: Place, size_bytes: int, moved: Meter) -> int:
+def fetched(store: ArchiveStore, place: Place, size_bytes: int, moved: Meter) -> int:
     """Return a descriptor of the archive: the file itself on this machine; else an unnamed copy. An object of another
     size is refused at once: other writers of a bucket must not fill this machine's disk.
     """

@@ -37,6 +37,7 @@ from sandkeepd.snapshots.archive_limits import archive_of
 from sandkeepd.snapshots.archives import SnapshotArchives
 from sandkeepd.snapshots.forks import layering
 from sandkeepd.snapshots.layers import LayerReferences
+from sandkeepd.snapshots.snapshots import snapshotting
 
 
 class Unpacking:
@@ -267,8 +268,15 @@ def names_of(core: Core, snapshot: SnapshotState) -> list[str]:
 
 
 def image_beneath(core: Core, snapshot: SnapshotState) -> str | None:
-    """The image that a snapshot is above; None for one that is whole. Raises `snapshot_missing` without that image."""
+    """The image that a snapshot is above; None for one that is whole. Raises `snapshot_missing` without that image,
+    `not_supported` for one with more than what its provider's sandboxes can begin with.
+    """
     *_, lowest = chain(core.state, snapshot)
+    if lowest.requested.include and lowest.requested.root != snapshotting(core.provider_of(lowest)).files_root({}):
+        message = (
+            f"snapshot {lowest.snapshot_id} holds directories besides the workspace, which are unpacked in a sandbox"
+        )
+        raise SetupError("not_supported", f"{message}: `export` it, and copy what you need of it with `cp`")
     if not lowest.is_over_image:
         return None
     assert lowest.requested.image_id is not None

@@ -12,7 +12,7 @@ import trio
 from msgspec.structs import replace
 
 from sandkeep import events, failpoints, ids, model
-from sandkeep.errors import SandkeepError, SetupError, StateError
+from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError
 from sandkeep.model import Snapshot, SnapshotList
 from sandkeep.protocol.methods import CheckpointQuery, SnapshotCreate, SnapshotDelete, SnapshotQuery, SnapshotRef
 from sandkeep_store.eventlog.log import NewEvent, Recorded
@@ -30,6 +30,7 @@ from sandkeepd.core.holds import Holds
 from sandkeepd.core.operation import Creation, Operation, Order, Removal
 from sandkeepd.core.paging import page
 from sandkeepd.sandboxes.runtimes import Runtimes
+from sandkeepd.snapshots import named
 from sandkeepd.snapshots.archive_paths import group_of
 from sandkeepd.snapshots.archives import Making, SnapshotArchives
 from sandkeepd.snapshots.deferred_upload import DeferredUploads, not_sent
@@ -100,7 +101,11 @@ class SnapshotCreation(Creation[SnapshotState, Snapshot]):
                 over=over,
                 parent_catalogue=archives.catalogue(asked.parent_id) if over == "parent" and asked.parent_id else None,
             )
-            packed = await provider.pack(source_of(sandbox), files, progress)
+            if asked.root == provider.files_root(sandbox.requested.plan):
+                packed = await provider.pack(source_of(sandbox), files, progress)
+            else:
+                instance = (await self._runtimes.running(sandbox)).instance
+                packed = await named.pack_paths(instance, files, progress, self._archives.state_dir)
             failpoints.reach("snapshot.packed")
             try:
                 self.charge(order, asked.owner, "snapshots", packed.size_bytes)
@@ -127,7 +132,7 @@ class SnapshotCreation(Creation[SnapshotState, Snapshot]):
 
     async def answered(self, request: Request[Any], subject: SnapshotState) -> Snapshot:
         """See `Operation.answered`. Raises `provider_unavailable` for one that is to be in a bucket, and is not yet."""
-        if request.params.archive == "bucket" and subject.here is not None:
+        if request.params.archive is not None and subject.here is not None:
             raise not_sent(subject)
         sandbox = self.core.state.sandboxes.get(subject.sandbox_id or "")
         if sandbox is not None and sandbox.spec.shared is not None:
@@ -222,10 +227,17 @@ class Snapshots:
         able = snapshotting(provider)
         core.quotas.require(request, sandbox.owner, "snapshots")
         snapshot_id = ids.new_id(ids.SNAPSHOT)
-        bucket = command.archive == "bucket" or sandbox.spec.shared is not None
-        places = self._archives.places(snapshot_id, group_of(sandbox), command.format, bucket=bucket)
+        bucket = command.archive is not None or sandbox.spec.shared is not None
+        if command.archive == "named":
+            command = replace(command, format="tar")
+            places = [self._archives.named_place(named.path_of(sandbox.owner, _name_in(command)))]
+        else:
+            places = self._archives.places(snapshot_id, group_of(sandbox), command.format, bucket=bucket)
         root = able.files_root(sandbox.requested.plan)
-        command = rules.wanted_files(command, sandbox.isolation.workspace if sandbox.isolation else root, root)
+        workspace = sandbox.isolation.workspace if sandbox.isolation else root
+        if named.leads_out(command.include, root):
+            root = "/"
+        command = rules.wanted_files(command, workspace, root)
         parent = self._parent(sandbox, command, provider)
         if sandbox.spec.session_id is not None and not (command.include or command.incremental or command.parent_id):
             command = replace(command, include=self._written(sandbox, provider))
@@ -338,6 +350,13 @@ def snapshotting(provider: Provider) -> Snapshotting:
     if provider.snapshots is not None:
         return provider.snapshots
     raise SetupError("not_supported", f"the {provider.name} provider cannot make snapshots yet: use the local provider")
+
+
+def _name_in(command: SnapshotCreate) -> str:
+    """Return the name of a snapshot that is found by it. Raises `invalid`."""
+    if command.name is None:
+        raise CallerError("invalid", "name: a snapshot that is found by its name has one", field="name")
+    return ids.check_new_name(command.name, "name")
 
 
 async def _discard_image_of(provider: Snapshotting, packed: PackedFiles) -> None:

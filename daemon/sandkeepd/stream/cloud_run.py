@@ -24,6 +24,7 @@ from sandkeep import events, ids
 from sandkeep.errors import CallerError, SandkeepError, StateError
 from sandkeep.model import Name, Sandbox
 from sandkeep.protocol.methods import (
+    DirectoryQuery,
     ImageCreate,
     ProcessLaunch,
     ProcessSignal,
@@ -34,19 +35,27 @@ from sandkeep.protocol.methods import (
     SandboxResume,
     SandboxTerminate,
     SnapshotCreate,
-    SnapshotRestore,
+    SnapshotDelete,
 )
 from sandkeep.settings.daemon import CLOUD_RUN_IMAGE
+from sandkeep_store.buckets.config import STORAGE, Place
 from sandkeep_store.eventlog.log import Recorded
+from sandkeep_store.threads import in_thread
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.shared_metadata import SharedMetadata
+from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.core import rules
 from sandkeepd.core.access import own_request
 from sandkeepd.core.call import Handler as Handle
+from sandkeepd.core.call import no_progress
 from sandkeepd.core.core import Core
+from sandkeepd.providers.common.inside import HOME
+from sandkeepd.sandboxes.files import Files
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sessions.activity import Activity
 from sandkeepd.sharing.tokens import check_token, hash_of, token_of
+from sandkeepd.snapshots import named
 from sandkeepd.stream.session import Client, Handler, Session, validated
 
 logger = logging.getLogger("sandkeepd")
@@ -82,6 +91,9 @@ _DONE, _GONE, _FATAL = 1000, 1011, 4000
 _STREAMS: Final = ("stdout", "stderr")
 
 M = TypeVar("M", "Options", "Message")
+
+Find = Callable[[str, str], Awaitable[SharedMetadata | None]]
+"""Reads the document of an owner's shared sandbox of a name; see `Publisher.read`."""
 
 
 class Guest(Client, frozen=True):
@@ -131,11 +143,17 @@ class Execution:
 class CloudRun:
     """The endpoint; see the module. `handle` answers calls."""
 
-    def __init__(self, core: Core, handle: Handle, processes: Processes, activity: Activity) -> None:
+    def __init__(
+        self, core: Core, handle: Handle, processes: Processes, activity: Activity, files: Files, find: Find,
+        state_dir: str,
+    ) -> None:  # fmt: skip
         self.core = core
         self.handle = handle
         self.processes = processes
         self.activity = activity
+        self.files = files
+        self.find = find
+        self.state_dir = state_dir
         self._attached: dict[str, trio.Lock] = {}
         """The sandboxes that have a client, with a lock that is held while a command starts."""
         self._executions: dict[str, Execution] = {}
@@ -251,6 +269,8 @@ class Conversation:
         self._sandbox_id = ""
         self._killing = False
         self._telling = False
+        self._checkpointing = False
+        """True from when this client was told that its sandbox is saved, as it asked for it."""
         self._acting: set[str] = set()
         self._facts: deque[Recorded] = deque(maxlen=MAX_FACTS)
         self._heard = trio.Event()
@@ -305,23 +325,25 @@ class Conversation:
                     await self._call("sandbox.terminate", SandboxTerminate(sandbox_id=sandbox.sandbox_id))
 
     async def _made(self, options: Options, name: str) -> Sandbox:
-        idle = options.idle_timeout or None
+        idle, place = options.idle_timeout or None, None
+        if options.is_shared:
+            STORAGE.require("checkpoint", bucket=True)
         if options.filesystem_snapshot_name is not None:
-            if options.is_shared:
-                message = "a sandbox of a filesystem snapshot cannot be checkpointed here: leave one of them out"
-                raise CallerError("invalid", message, field="filesystem_snapshot_name")
-            snapshot_id = self._snapshot_called(options.filesystem_snapshot_name)
-            restore = SnapshotRestore(snapshot_id=snapshot_id, name=name, idle_timeout_s=idle)
-            restored: Sandbox = await self._call("snapshot.restore", restore)
-            return restored
+            place = await self._snapshot_called(options.filesystem_snapshot_name)
         image_id = await self._image()
         command = SandboxCreate(image_id=image_id, name=name, idle_timeout_s=idle)
         if options.is_shared:
             command = replace(
-                command, gcs_sandbox_id=name, enable_handoff=options.enable_sandbox_handoff,
+                command, gcs_sandbox_id=name, enable_checkpoint=True, enable_handoff=options.enable_sandbox_handoff,
                 enable_checkpoint_at_idle=options.enable_idle_timeout_auto_checkpoint,
             )  # fmt: skip
         made: Sandbox = await self._call("sandbox.create", command)
+        if place is not None:
+            workspace = made.isolation.workspace if made.isolation is not None else "/"
+            await named.unpack(
+                place, self._server.files, made.sandbox_id, workspace, events.Meta(), no_progress,
+                self._server.state_dir,
+            )  # fmt: skip
         return made
 
     async def _image(self) -> str:
@@ -330,12 +352,11 @@ class Conversation:
             return image
         return str((await self._call("image.create", ImageCreate(source=image))).image_id)
 
-    def _snapshot_called(self, name: str) -> str:
-        owner = self._client.peer.owner
-        for snapshot in reversed(self._core.state.snapshots.values()):
-            if (snapshot.requested.name, snapshot.owner, snapshot.status) == (name, owner, "ready"):
-                return snapshot.snapshot_id
-        raise CallerError("not_found", f"there is no filesystem snapshot {name!r}: make one, or leave it out")
+    async def _snapshot_called(self, name: str) -> Place:
+        """Return where a snapshot lies. Raises `not_configured`, `not_found`, and the store's errors."""
+        ids.check_new_name(name, "filesystem_snapshot_name")
+        root = STORAGE.require("snapshot", bucket=True)
+        return await in_thread(named.find, root, self._client.peer.owner, name)
 
     async def _attach(self, name: str) -> None:
         token = self._client.target.query.get("sandbox_token", b"").decode("ascii", "replace")
@@ -343,6 +364,8 @@ class Conversation:
         state = self._core.state
         here = state.sandboxes.get(guest) if guest else state.sandbox_named(self._client.peer.owner, name)
         try:
+            if not token:
+                raise CallerError("permission_denied", "sandbox_token: it is missing: give that of the sandbox")
             if guest is None and (here is None or here.hidden):
                 sandbox_id = await self._attach_shared(name, token)
             else:
@@ -382,17 +405,24 @@ class Conversation:
             raise StateError("not_ready", "the sandbox is still being handed over: try again")
 
     async def _attach_shared(self, name: str, token: str) -> str:
+        ids.check_new_name(name, "sandbox_id")
+        STORAGE.require_sharing(beside_metadata=True)
+        await self._status("SANDBOX_RESTORING")
+        found = await self._server.find(self._client.peer.owner, name)
+        if found is None or found.is_removed:
+            raise CallerError("not_found", f"there is no sandbox {name!r}: create one")
         try:
             command = msgspec.convert({"gcs_sandbox_id": name, "sandbox_token": token}, SandboxAttachShared)
         except msgspec.ValidationError:
             raise CallerError(
                 "permission_denied", "sandbox_token: it is not a token: give that of the sandbox"
             ) from None
-        await self._status("SANDBOX_RESTORING")
-        await self._status("SANDBOX_LOCK_ACQUIRING")
-        found: Sandbox = await self._call("sandbox.attach_shared", command)
-        await self._status("SANDBOX_LOCK_ACQUIRED")
-        return found.sandbox_id
+        if found.enable_sandbox_handoff:
+            await self._status("SANDBOX_LOCK_ACQUIRING")
+        attached: Sandbox = await self._call("sandbox.attach_shared", command)
+        if found.enable_sandbox_handoff:
+            await self._status("SANDBOX_LOCK_ACQUIRED")
+        return attached.sandbox_id
 
     # -- the conversation ---------------------------------------------------------------------------------------------
 
@@ -533,6 +563,14 @@ class Conversation:
             self._acting.discard(place)
 
     async def _checkpoint(self, message: Message) -> None:  # noqa: ARG002  # the shape of actions
+        self._checkpointing = True
+        try:
+            await self._status("SANDBOX_CHECKPOINTING")
+            await self._save()
+        finally:
+            self._checkpointing = False
+
+    async def _save(self) -> None:
         if self._running is not None:
             await self._error("SANDBOX_EXECUTION_IN_PROGRESS_ERROR", "a command runs: wait, or kill_process")
             return
@@ -549,23 +587,46 @@ class Conversation:
     async def _snapshot(self, message: Message) -> None:
         await self._status("SANDBOX_FILESYSTEM_SNAPSHOT_CREATING")
         try:
+            STORAGE.require("snapshot", bucket=True)
             name = ids.check_new_name(message.name or "", "name")
-            self._check_unused(name)
-            await self._call("snapshot.create", SnapshotCreate(sandbox_id=self._sandbox_id, name=name))
+            for earlier in self._snapshots_called(name):
+                await self._call("snapshot.delete", SnapshotDelete(snapshot_id=earlier.snapshot_id))
+            command = SnapshotCreate(
+                sandbox_id=self._sandbox_id, name=name, include=await self._directories(), archive="named"
+            )
+            await self._call("snapshot.create", command)
         except SandkeepError as error:
             await self._error("SANDBOX_FILESYSTEM_SNAPSHOT_ERROR", error.message)
             return
         await self._status("SANDBOX_FILESYSTEM_SNAPSHOT_CREATED")
 
-    def _check_unused(self, name: str) -> None:
-        """Raise `conflict` if a snapshot of another sandbox has that name."""
+    async def _directories(self) -> list[str]:
+        """Return what a snapshot holds: the workspace, `/tmp` and the home directory, where a sandbox's archives hold
+        the workspace alone; else all that they hold.
+        """
+        asked = self._core.state.sandboxes[self._sandbox_id].requested
+        able = self._core.provider(asked.provider).snapshots
+        root = able.files_root(asked.plan) if able is not None else "/"
+        if root == "/":
+            return []
+        found = [root, "/tmp"]  # noqa: S108 - inside
+        with suppress(SandkeepError):  # a whole image has no home directory
+            await self._call("sandbox.list_dir", DirectoryQuery(sandbox_id=self._sandbox_id, path=HOME, limit=1))
+            found.append(HOME)
+        return found
+
+    def _snapshots_called(self, name: str) -> list[SnapshotState]:
+        """Return those that the sandbox has in the place of a name. Raises `conflict` for another sandbox's."""
         state, owner = self._core.state, self._client.peer.owner
         mine = self._server.token_hash(state.sandboxes[self._sandbox_id])  # it has the same after it moved
+        path, found = named.path_of(owner, name), []
         for snapshot in state.snapshots.values():
-            if (snapshot.requested.name, snapshot.owner, snapshot.status) == (name, owner, "ready"):
+            if snapshot.status == "ready" and snapshot.places[0].path == path:
                 other = state.sandboxes.get(snapshot.sandbox_id or "")
                 if other is None or self._server.token_hash(other) != mine:
                     raise StateError("conflict", f"another sandbox has a snapshot {name!r}: choose another name")
+                found.append(snapshot)
+        return found
 
     async def _kill_process(self, message: Message) -> None:  # noqa: ARG002  # the shape of actions
         running = self._running
@@ -608,7 +669,8 @@ class Conversation:
             case events.LockHandoverRequested(reason=reason):
                 if reason == "handed_over":
                     await self._status("SANDBOX_LOCK_RELEASE_REQUESTED")
-                await self._status("SANDBOX_CHECKPOINTING")
+                if not self._checkpointing:
+                    await self._status("SANDBOX_CHECKPOINTING")
             case events.LockHandoverFailed():
                 await self._tell_killed()
                 sandbox = self._core.state.sandboxes[self._sandbox_id]

@@ -21,10 +21,10 @@ def endpoints(
     core: Core, handle: Handler, processes: Processes, activity: Activity, cloud_run: CloudRun | None = None
 ) -> dict[str, Endpoint]:
     """The endpoints by the first part of their path. `handle` answers calls."""
-    return {
+    found: dict[str, Endpoint] = {
         "logs": partial(logs, core, processes, activity),
         "events": partial(events, core, activity),
         "attach": partial(attach, core, processes, activity),
         "files": partial(files, core, handle),
-        CLOUD_RUN: cloud_run or CloudRun(core, handle, processes, activity),
     }
+    return found if cloud_run is None else {**found, CLOUD_RUN: cloud_run}

@@ -65,10 +65,12 @@ def _generate() -> bytes:
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sandkeep")])
+    serial = x509.random_serial_number()
+    # OpenSSL takes the first of several trusted certificates of one name, and a bundle may hold those of many daemons.
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"sandkeep {serial:x}")])
     addresses = [x509.IPAddress(ipaddress.ip_address(text)) for text in ("127.0.0.1", "::1")]
     certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        x509.CertificateBuilder(name, name, key.public_key(), serial)
         .not_valid_before(dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
         .not_valid_after(_NEVER)
         .add_extension(x509.SubjectAlternativeName([*addresses, x509.DNSName("localhost")]), critical=False)

@@ -168,6 +168,8 @@ class CloudRunSandbox:
             elif said.status == "SANDBOX_STDIN_ERROR" and not self._began:
                 pass  # the input of the command before, which ended without it
             elif said.status and said.message:
+                if done == "SANDBOX_CHECKPOINTED" and said.status == "SANDBOX_EXECUTION_IN_PROGRESS_ERROR":
+                    self._leaving = False  # it was told before that the sandbox is saved
                 if not self._began and said.status in _NOT_FATAL and await self._stayed(said.status):
                     return None
                 self._astray = said.status == "SANDBOX_STDIN_ERROR"

@@ -241,6 +241,8 @@ class SandboxCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     With a `gcs_sandbox_id`, which is then its name, it is shared with other daemons: see `model.Sharing`. If there is
     one of that id already, it is attached as by `sandbox.attach_shared`, with its `sandbox_token`, and none is made.
+    One with `enable_checkpoint` needs a place for checkpoints; without `enable_handoff` its lock can lie in the bucket
+    of its metadata if there is none for locks.
     """
 
     image_id: ImageWord
@@ -262,6 +264,7 @@ class SandboxCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
     idle_timeout_s: Seconds | None = None
     max_lifetime_s: Seconds | None = None
     gcs_sandbox_id: Name | None = None
+    enable_checkpoint: bool = False
     enable_handoff: bool = False
     enable_checkpoint_at_idle: bool = False
     sandbox_token: SandboxToken | None = None
@@ -713,7 +716,12 @@ class SnapshotCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=
     below those of `exclude`; paths begin at the sandbox's workspace unless they are absolute.
 
     `incremental` stores the differences from the snapshot `parent_id`, or from the sandbox's last suitable one, else
-    from its image. With `archive` ``bucket`` the archive has to be stored where other machines can read it.
+    from its image. With `archive` ``bucket`` the archive has to be stored where other machines can read it; with
+    ``named`` it lies there by the snapshot's name, as ``filesystem_snapshots/NAME/NAME.tar``, where other daemons and
+    cloud-run-sandbox find it. There can be one of a name.
+
+    With a path of `include` outside of the workspace, the archive holds these directories alone, under their paths from
+    the root on. Sandboxes cannot begin with that, but for those of Docker.
     """
 
     sandbox_id: Name
@@ -721,10 +729,10 @@ class SnapshotCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=
     labels: Labels = field(default_factory=dict)
     include: Annotated[list[Path], Meta(max_length=256)] = field(default_factory=list)
     exclude: Annotated[list[Path], Meta(max_length=256)] = field(default_factory=list)
-    format: Literal["tar.gz", "tar.zst"] = "tar.gz"
+    format: Literal["tar", "tar.gz", "tar.zst"] = "tar.gz"
     incremental: bool = False
     parent_id: Name | None = None
-    archive: Literal["bucket"] | None = None
+    archive: Literal["bucket", "named"] | None = None
 
 
 class SnapshotRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -55,7 +55,8 @@ LOCK_MOUNT_PATH = optional(
 METADATA_BUCKET = optional(
     "SANDBOX_METADATA_BUCKET",
     _bucket,
-    "The GCS bucket of the metadata of shared sandboxes (`sandboxes/<name>/metadata.json`).",
+    "The GCS bucket of the metadata of shared sandboxes (`sandboxes/<name>/sandkeep.json`, and `metadata.json` for "
+    "cloud-run-sandbox).",
 )
 METADATA_MOUNT_PATH = optional(
     "SANDBOX_METADATA_MOUNT_PATH",

@@ -149,8 +149,10 @@ class Storage:
 
     # -- locks ---------------------------------------------------------------------------------------------------------
 
-    def lock_root(self) -> Root:
-        """Return the root of locks: the directory, the GCS bucket, or S3's; `not_configured` if none is set."""
+    def lock_root(self, *, beside_metadata: bool = False) -> Root:
+        """Return the root of locks: the directory, the GCS bucket, or S3's, and with `beside_metadata` at last the GCS
+        bucket of metadata, where cloud-run-sandbox has them; `not_configured` if none is set.
+        """
         mount = rows.LOCK_MOUNT_PATH(self._environ)
         if mount is not None:
             return Root("mount", mount)
@@ -160,6 +162,9 @@ class Storage:
         bucket = rows.S3_BUCKET(self._environ)
         if bucket is not None:
             return self._reachable(Root("s3", bucket))
+        bucket = rows.METADATA_BUCKET(self._environ) if beside_metadata else None
+        if bucket is not None:
+            return self._reachable(Root("gcs", bucket))
         raise _unset("keep locks", rows.LOCK_BUCKET, rows.LOCK_MOUNT_PATH, rows.S3_BUCKET)
 
     def metadata_root(self) -> Root:
@@ -180,9 +185,9 @@ class Storage:
             purpose += " if another was first"
         raise _unset(purpose, rows.METADATA_BUCKET)
 
-    def require_sharing(self, *, checkpoints: bool = False) -> None:
-        """Raise `not_configured` unless a sandbox can be shared, and `checkpoints` with it."""
-        self.lock_root()
+    def require_sharing(self, *, checkpoints: bool = False, beside_metadata: bool = False) -> None:
+        """Raise `not_configured` unless a sandbox can be shared, and `checkpoints` with it. See `lock_root`."""
+        self.lock_root(beside_metadata=beside_metadata)
         self.metadata_root()
         if checkpoints:
             self.require("checkpoint", bucket=True)

@@ -1,10 +1,12 @@
-"""The metadata of a shared sandbox: the document by which daemons hand it to each other.
+"""The metadata of a shared sandbox: the document by which daemons hand it to each other, ``sandkeep.json``, and a part
+of it for wlhee/cloud-run-sandbox, ``metadata.json``.
 
-It continues the format of `metadata`. The keys ``sandbox_id`` (which all daemons know it by), ``created_timestamp``,
-``idle_timeout``, ``latest_checkpoint``, ``latest_snapshot``, and the later names ``latest_sandbox_checkpoint``,
-``enable_sandbox_checkpoint``, ``enable_sandbox_handoff`` and ``enable_idle_timeout_auto_checkpoint`` are those of the
-format of wlhee/cloud-run-sandbox, in both of its generations, so that its readers find what they need. ``shared`` is
-ours. Unknown keys are ignored.
+The first continues the format of `metadata`. The keys ``sandbox_id`` (which all daemons know it by),
+``created_timestamp``, ``idle_timeout``, ``latest_checkpoint``, ``latest_snapshot``, and the later names
+``latest_sandbox_checkpoint``, ``enable_sandbox_checkpoint``, ``enable_sandbox_handoff`` and
+``enable_idle_timeout_auto_checkpoint`` are those of cloud-run-sandbox, in both of its generations. ``shared`` is ours.
+Its reader of ``metadata.json`` fails at a key that it does not know, so that document has the later names alone.
+Readers of ours ignore unknown keys.
 
 What is read comes from a bucket that others can write to: it is checked here for its form, and by whoever uses it for
 its meaning.
@@ -27,6 +29,14 @@ from sandkeep_store.views.state import State
 
 BucketOf = Callable[[str, str], str]
 """Returns the bucket by which other daemons know a place, by its `where` and `base`."""
+
+FILE_NAME: Final = "sandkeep.json"
+
+FOREIGN_KEYS: Final = (
+    "sandbox_id", "created_timestamp", "idle_timeout", "latest_sandbox_checkpoint", "enable_sandbox_checkpoint",
+    "enable_sandbox_handoff", "enable_idle_timeout_auto_checkpoint",
+)  # fmt: skip
+"""The fields of cloud-run-sandbox's `GCSSandboxMetadata`."""
 
 REMOVED: Final = ("stopped", "requested")
 """Status and reason of a sandbox that its owner has terminated: nothing is left to attach to."""
@@ -101,6 +111,13 @@ def decode(content: bytes, place: str) -> SharedMetadata:
     return found
 
 
+def foreign_part(content: bytes) -> bytes:
+    """Return the document for cloud-run-sandbox, by the content of ours."""
+    fields: dict[str, Any] = msgspec.json.decode(content)
+    part = {key: fields[key] for key in FOREIGN_KEYS if key in fields}
+    return msgspec.json.format(msgspec.json.encode(part), indent=2) + b"\n"
+
+
 def _damaged(place: str, why: str) -> DataError:
     message = f"{place} is not valid metadata of a shared sandbox ({why}): find out who wrote it"
     return DataError("snapshot_corrupt", message, place=place)
@@ -127,7 +144,7 @@ def shared_document(
         "latest_checkpoint": latest["checkpoint"],
         "latest_sandbox_checkpoint": latest["checkpoint"],
         "latest_snapshot": latest["snapshot"],
-        "enable_sandbox_checkpoint": sharing.is_movable,
+        "enable_sandbox_checkpoint": True,
         "enable_sandbox_handoff": sharing.enable_handoff,
         "enable_idle_timeout_auto_checkpoint": sharing.enable_checkpoint_at_idle,
         "fence": fence,

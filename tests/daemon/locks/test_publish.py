@@ -46,7 +46,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def documents(shared: Path) -> list[Path]:
     """What is there of sandboxes."""
-    return list(shared.glob("**/sandboxes/*/metadata.json"))
+    return list(shared.glob("**/sandboxes/*/sandkeep.json"))
 
 
 def told(shared: Path) -> dict[str, Any]:

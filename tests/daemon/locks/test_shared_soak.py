@@ -37,7 +37,7 @@ def start(new_daemon: Callable[[], RunningDaemon], tmp_path: Path) -> Callable[[
 
 
 def published(tmp_path: Path) -> dict[str, Any]:
-    path = tmp_path / "shared/sandboxes/box/metadata.json"
+    path = tmp_path / "shared/sandboxes/box/sandkeep.json"
     found: dict[str, Any] = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
     return found
 

@@ -3,8 +3,11 @@ socket.
 """
 
 import base64
+import io
 import os
+import re
 import socket
+import tarfile
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -16,7 +19,7 @@ import msgspec
 import pytest
 import trio
 from tests.conftest import RunningDaemon
-from tests.support.expect import until, until_async
+from tests.support.expect import refused, until, until_async
 from tests.support.patience import patient
 from tests.support.sharing import of_directory
 from tests.support.streams import everything, message, refusal, websocket
@@ -193,6 +196,9 @@ async def test_who_comes_back_gets_the_output_from_where_it_was(server: Server) 
     ("path", "status", "code"),
     [
         ("/attach/sandbox-none?sandbox_token=" + "0" * 32, "SANDBOX_NOT_FOUND", 1011),
+        ("/attach/sandbox-none?sandbox_token=any", "SANDBOX_NOT_FOUND", 1011),
+        ("/attach/sandbox-none", "SANDBOX_PERMISSION_DENIAL_ERROR", 4000),
+        ("/attach/ID?sandbox_token=any", "SANDBOX_PERMISSION_DENIAL_ERROR", 4000),
         ("/attach/ID?sandbox_token=" + "0" * 32, "SANDBOX_PERMISSION_DENIAL_ERROR", 4000),
         ("/attach/ID", "SANDBOX_PERMISSION_DENIAL_ERROR", 4000),
     ],
@@ -211,28 +217,136 @@ async def test_who_has_not_the_token_gets_nothing(server: Server, path: str, sta
         await everything(connection)
 
 
-async def test_a_snapshot_of_files_begins_another_sandbox(server: Server) -> None:
+async def test_a_snapshot_of_files_begins_another_sandbox_at_any_daemon(servers: list[Server]) -> None:
+    """It is found by its name in the store, and holds `/tmp` as well. What it begins can be saved like any other."""
+    server, other_server = servers
     async with server.open("/create") as connection:
         talk = await Talk(connection).created()
-        await talk.run("echo kept >file")
+        await talk.run(
+            "echo kept >file; mkdir -p a/b; ln file a/b/hard; ln -s file soft; echo there >/tmp/aside; echo home >~/own"
+        )
         for name in ("../../etc", "", "a b"):
             await talk.send(action="snapshot_filesystem", name=name)
             await talk.until("SANDBOX_FILESYSTEM_SNAPSHOT_ERROR")
-        await talk.send(action="snapshot_filesystem", name="first")
-        await talk.until("SANDBOX_FILESYSTEM_SNAPSHOT_CREATED")
-        async with server.open("/create") as other:
-            restored = await Talk(other).created(filesystem_snapshot_name="first", idle_timeout=77)
-            assert (await restored.run("cat file"))[0] == "kept\n"
-            with server.daemon.connect() as client:
-                assert client.sandbox.get(restored.id).spec.idle_timeout_s == 77
-            await restored.send(action="kill_sandbox")
-            await everything(other)
-        async with server.open("/create") as other:
-            await Talk(other).send(filesystem_snapshot_name="none")
-            told, code = await everything(other)
+            assert (await message(connection))["event"] == "error"
+        for content in ("first", "second"):  # the second replaces the first
+            await talk.run(f"echo {content} >/tmp/which")
+            await talk.send(action="snapshot_filesystem", name="first")
+            await talk.until("SANDBOX_FILESYSTEM_SNAPSHOT_CREATED")
+        archive = Path(server.daemon.env["FILESYSTEM_SNAPSHOT_MOUNT_PATH"], "filesystem_snapshots/first/first.tar")
+        with tarfile.open(archive) as tar:
+            assert {"workspace/file", "tmp/aside", "home/sandbox/own"} <= set(tar.getnames())
+        for at in servers:
+            async with at.open("/create") as connected:
+                restored = await Talk(connected).created(
+                    filesystem_snapshot_name="first", idle_timeout=77, enable_checkpoint=True
+                )
+                assert (await restored.run("cat file a/b/hard soft /tmp/aside ~/own /tmp/which"))[0] == (
+                    "kept\nkept\nkept\nthere\nhome\nsecond\n"
+                )
+                with at.daemon.connect() as client:
+                    assert client.sandbox.get(restored.id).spec.idle_timeout_s == 77
+                await restored.send(action="kill_sandbox")
+                await everything(connected)
+        async with other_server.open("/create") as connected:
+            await Talk(connected).send(filesystem_snapshot_name="none")
+            told, code = await everything(connected)
         assert (told[-2]["status"], code) == ("SANDBOX_CREATION_ERROR", 4000)
+        with server.daemon.connect() as client:
+            snapshot = client.snapshot.list(name="first").snapshots[-1]
+            error = refused("not_supported", client.snapshot.restore, snapshot.snapshot_id)
+            assert "export" in error.message
         await talk.send(action="kill_sandbox")
         await everything(connection)
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("upstream/upstream.tar", {"tmp/made": "there", "tmp/sandbox_token": "secret", "./workspace/deep/file": "in"}),
+        ("upstream.tar.gz", {"tmp/made": "there", "workspace/deep/file": "in"}),
+    ],
+)
+async def test_snapshots_of_other_programs_are_found_by_their_layouts(
+    server: Server, path: str, names: dict[str, str]
+) -> None:
+    """As `runsc tar rootfs-upper` writes them: with devices for what was deleted, and directories that are there."""
+    archive = Path(server.daemon.env["FILESYSTEM_SNAPSHOT_MOUNT_PATH"], "filesystem_snapshots", path)
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive, "w:gz" if path.endswith("gz") else "w") as tar:
+        for directory in (".", "etc", "workspace"):
+            tar.addfile(directory_called(directory))
+        gone = tarfile.TarInfo("usr/bin/gone")
+        gone.type = tarfile.CHRTYPE
+        tar.addfile(gone)
+        for name, content in names.items():
+            tar.addfile(sized(name, content), io.BytesIO(content.encode()))
+    async with server.open("/create") as connection:
+        talk = await Talk(connection).created(filesystem_snapshot_name="upstream")
+        assert (await talk.run("cat /tmp/made deep/file; ls /tmp"))[0] == "therein" + "made\n"
+        await talk.send(action="kill_sandbox")
+        await everything(connection)
+    archive.unlink()
+
+
+async def test_what_the_sandbox_may_not_write_is_refused_with_the_reason(server: Server) -> None:
+    for name, why in (("usr/lib/installed", "Permission denied|Read-only"), ("file", "root directory")):
+        archive = Path(server.daemon.env["FILESYSTEM_SNAPSHOT_MOUNT_PATH"], "filesystem_snapshots/other.tar.gz")
+        archive.parent.mkdir(exist_ok=True)
+        with tarfile.open(archive, "w:gz") as tar:
+            tar.addfile(sized(name, "x"), io.BytesIO(b"x"))
+        async with server.open("/create") as connection:
+            await Talk(connection).send(filesystem_snapshot_name="other")
+            told, code = await everything(connection)
+        assert (told[-2]["status"], code) == ("SANDBOX_CREATION_ERROR", 4000)
+        assert re.search(why, told[-1]["message"], re.IGNORECASE), told[-1]
+        archive.unlink()
+
+
+def directory_called(name: str) -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type, made.mode = tarfile.DIRTYPE, 0o755
+    return made
+
+
+def sized(name: str, content: str) -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.size = len(content)
+    return made
+
+
+async def test_without_a_place_for_snapshots_none_is_kept(new_daemon: Any, tmp_path: Path) -> None:
+    """Neither here nor elsewhere: it fails at once. So do checkpoints."""
+    daemon = new_daemon()
+    (tmp_path / "image").mkdir()
+    daemon.env |= {"SANDKEEP_STREAM": "tls://127.0.0.1:0", "SANDKEEP_CLOUD_RUN_IMAGE": str(tmp_path / "image")}
+    server = Server(daemon)
+    async with server.open("/create") as connection:
+        talk = await Talk(connection).created()
+        await talk.send(action="snapshot_filesystem", name="kept")
+        told = await talk.until("SANDBOX_FILESYSTEM_SNAPSHOT_ERROR")
+        assert [one["status"] for one in told] == [
+            "SANDBOX_FILESYSTEM_SNAPSHOT_CREATING", "SANDBOX_FILESYSTEM_SNAPSHOT_ERROR"
+        ]  # fmt: skip
+        assert "FILESYSTEM_SNAPSHOT_BUCKET" in told[-1]["message"]
+        assert (await message(connection))["event"] == "error"
+        with daemon.connect() as client:
+            assert client.snapshot.list(all=True).snapshots == []
+        await talk.send(action="checkpoint")
+        told, code = await everything(connection)
+        assert [one.get("status") for one in told] == ["SANDBOX_CHECKPOINTING", "SANDBOX_CHECKPOINT_ERROR", None]
+        assert code == 4000
+    for options in ({"filesystem_snapshot_name": "kept"}, {"enable_checkpoint": True}):
+        async with server.open("/create") as connection:
+            await Talk(connection).send(**options)
+            told, code = await everything(connection)
+        assert ([one.get("status") for one in told], code) == (
+            ["SANDBOX_CREATING", "SANDBOX_CREATION_ERROR", None],
+            4000,
+        )
+    async with server.open(f"/attach/sandbox-none?sandbox_token={talk.token}") as connection:
+        told, code = await everything(connection)
+    assert ([one.get("status") for one in told], code) == (["SANDBOX_NOT_FOUND", None], 1011)
 
 
 async def test_a_checkpointed_one_is_attached_again(server: Server) -> None:
@@ -249,10 +363,13 @@ async def test_a_checkpointed_one_is_attached_again(server: Server) -> None:
     async with server.open(f"/attach/{talk.id}?sandbox_token={talk.token}") as connection:
         again = Talk(connection)
         got = await again.until("SANDBOX_RUNNING")
-        assert [one["status"] for one in got] == [
-            "SANDBOX_RESTORING", "SANDBOX_LOCK_ACQUIRING", "SANDBOX_LOCK_ACQUIRED", "SANDBOX_RUNNING"
-        ]  # fmt: skip
+        assert [one["status"] for one in got] == ["SANDBOX_RESTORING", "SANDBOX_RUNNING"]
         assert (await again.run("cat file"))[0] == "kept\n"
+        await again.send(language="bash", code="sleep 1000")
+        await again.until("SANDBOX_EXECUTION_RUNNING")
+        await again.send(action="checkpoint")
+        told = await again.until("SANDBOX_EXECUTION_IN_PROGRESS_ERROR")
+        assert [one["status"] for one in told] == ["SANDBOX_CHECKPOINTING", "SANDBOX_EXECUTION_IN_PROGRESS_ERROR"]
         await again.send(action="kill_sandbox")
         await everything(connection)
 
@@ -266,7 +383,10 @@ async def test_a_handover_is_told_and_where_it_goes_on(servers: list[Server]) ->
         await talk.until("SANDBOX_EXECUTION_RUNNING")
         async with other.open(f"/attach/{talk.id}?sandbox_token={talk.token}") as there:
             again = Talk(there)
-            await again.until("SANDBOX_RUNNING")
+            got = await again.until("SANDBOX_RUNNING")
+            assert [one["status"] for one in got] == [
+                "SANDBOX_RESTORING", "SANDBOX_LOCK_ACQUIRING", "SANDBOX_LOCK_ACQUIRED", "SANDBOX_RUNNING"
+            ]  # fmt: skip
             told, code = await everything(connection)
             assert [message["status"] for message in told] == [
                 "SANDBOX_LOCK_RELEASE_REQUESTED", "SANDBOX_CHECKPOINTING", "SANDBOX_EXECUTION_FORCE_KILLED",
