@@ -1,7 +1,8 @@
 """Sessions: `ensure` of one that is ready beside `sandbox.get`, and bringing one back beside restoring a snapshot.
 
 Calls are made in turns on two connections to the same daemon, client and daemon on processors of their own, as in
-`benches.rpc`. Each revival and each restore is of a snapshot of its own, as what was unpacked of one is kept.
+`benches.rpc`. Each revival and each restore is of a snapshot of its own, as what was unpacked of one is kept. A session
+of a container is brought back beside the creation of a container of the same image.
 """
 
 import contextlib
@@ -13,11 +14,13 @@ from typing import Any
 import msgspec
 from benches import fair
 from benches.daemon import daemon, tree
+from benches.engines import engine
 from benches.rpc import CALLS_A_TURN, TURNS, _one_call, _server_of, awake, kept_on
 from benches.snapshots import BYTES, FILES, at_most, grow, in_turns, row, size
 from benches.table import Row, show
 
 ROUNDS = 5
+CONTAINERS = 10
 
 
 def line(method: str, **params: Any) -> bytes:
@@ -64,12 +67,33 @@ def revival_row(client: Any, root: str) -> Row:
     return row(f"session brought back, {size()}", "snapshot.restore", pairs, *at_most(1.2))
 
 
+def container_row() -> Row:
+    """The workspace of each session has one small file."""
+    with engine() as made, daemon() as (client, _):
+        image = client.image.create(made.tools(), provider="docker").image_id
+        for number in range(CONTAINERS + 1):
+            client.session.ensure(id=f"s{number}", image=image)
+            client.sandbox.exec(f"s{number}", "echo a >file")
+            client.session.close(f"s{number}")
+        left = iter(range(CONTAINERS + 1))
+
+        def ours() -> None:
+            client.session.ensure(id=f"s{next(left)}")
+
+        def create() -> None:
+            client.sandbox.create(image, provider="docker")
+
+        pairs = in_turns(ours, create, CONTAINERS, settle=os.sync)
+    return row("session of a container brought back", "sandbox.create", pairs, *at_most(1.2))
+
+
 @fair.conditions()
 def run() -> list[Row]:
     with daemon() as (client, root):
         image = client.image.create(tree(root, "image", 10, 1000)).image_id
         client.session.ensure(id="pinned", image=image)
-        return [ensure_row(f"{root}/sock"), revival_row(client, root)]
+        rows = [ensure_row(f"{root}/sock"), revival_row(client, root)]
+    return [*rows, container_row()]
 
 
 if __name__ == "__main__":

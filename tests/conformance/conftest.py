@@ -63,8 +63,8 @@ POLICY = {
     "apiVersion": f"{SNAPSHOTS}/v1", "kind": "PodSnapshotPolicy", "metadata": {"name": NAMESPACE},
     "spec": {
         "storageConfigName": NAMESPACE, "triggerConfig": {"type": "manual", "postCheckpoint": "resume"},
-        "selector": {"matchExpressions": [{"key": "sandkeep.sandbox", "operator": "Exists"}]},
-        "snapshotGroupingRules": {"groupByLabelValue": {"labels": ["sandkeep.sandbox"]}},
+        "selector": {"matchExpressions": [{"key": "sandbox.users.io/sandkeep-sandbox", "operator": "Exists"}]},
+        "snapshotGroupingRules": {"groupByLabelValue": {"labels": ["sandbox.users.io/sandkeep-sandbox"]}},
     },
 }  # fmt: skip
 STORAGE = {

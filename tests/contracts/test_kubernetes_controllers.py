@@ -14,6 +14,8 @@ from tests.support.kubernetes.customs import Customs, Object
 pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("busybox"), pytest.mark.needs("tmux")]
 
 HASH = "agents.x-k8s.io/sandbox-name-hash"
+MINE = "sandbox.users.io/mine"
+"""A label of a claim for its pod: in the domain that the real controller allows by default."""
 
 
 @pytest.fixture(scope="module")
@@ -173,17 +175,36 @@ def sandbox_of(customs: Customs, name: str) -> Object:
 
 def test_a_claim_takes_a_warm_sandbox(pool: Customs) -> None:
     before = pool.names("sandboxes")
-    claim(pool, "c", additionalPodMetadata={"labels": {"mine": "yes"}, "annotations": {"note": "first"}})
+    claim(pool, "c", additionalPodMetadata={"labels": {MINE: "yes"}, "annotations": {"note": "first"}})
     sandbox = sandbox_of(pool, "c")
     name = sandbox["metadata"]["name"]
     assert name in before
     assert sandbox["metadata"]["labels"]["agents.x-k8s.io/launch-type"] == "warm"
     assert [owner["kind"] for owner in sandbox["metadata"]["ownerReferences"]] == ["SandboxClaim"]
-    assert until(lambda: pod_of(pool, name).metadata.labels.get("mine")) == "yes"
+    assert until(lambda: pod_of(pool, name).metadata.labels.get(MINE)) == "yes"
     until(lambda: len(of_pool(pool)) == 3)  # the pool is filled up again
     until_warm(pool, "warm", 2)
     pool.delete("sandboxclaims", "c")
     until(lambda: pod_is_gone(pool, name))
+
+
+def test_changed_metadata_of_a_claim_reach_its_sandbox(pool: Customs) -> None:
+    """As a client does that restores a suspended sandbox from a pod snapshot of its choice."""
+    claim(pool, "c", additionalPodMetadata={"annotations": {"chosen": "one"}})
+    name = sandbox_of(pool, "c")["metadata"]["name"]
+
+    def annotations() -> Object:
+        found: Object = pool.get("sandboxes", name)["spec"]["podTemplate"]["metadata"]["annotations"]
+        return found
+
+    assert annotations() == {"note": "first", "chosen": "one"}
+    for chosen, expected in (("two", {"chosen": "two"}), (None, {})):
+        pool.patch("sandboxclaims", "c", {"spec": {"additionalPodMetadata": {"annotations": {"chosen": chosen}}}})
+        until(lambda expected=expected: annotations() == {"note": "first", **expected}, seen=annotations)
+    assert "chosen" not in pod_of(pool, name).metadata.annotations
+    pool.patch("sandboxclaims", "c", {"spec": {"additionalPodMetadata": {"annotations": {"note": "mine"}}}})
+    pool.until("sandboxclaims", "c", "False", "InvalidMetadata")
+    assert annotations() == {"note": "first"}
 
 
 def test_a_claim_starts_cold_for_its_variables(pool: Customs) -> None:
@@ -202,7 +223,10 @@ def test_an_older_client_names_a_template(pool: Customs) -> None:
 @pytest.mark.parametrize(
     ("reason", "spec", "message"),
     [
-        ("InvalidMetadata", {"additionalPodMetadata": {"labels": {"app": "mine"}}}, '"app" conflicts'),
+        ("InvalidMetadata", {"additionalPodMetadata": {"annotations": {"note": "mine"}}}, '"note" conflicts'),
+        ("InvalidMetadata", {"additionalPodMetadata": {"labels": {"mine": "yes"}}}, "domain prefix"),
+        ("InvalidMetadata", {"additionalPodMetadata": {"labels": {"example.com/mine": "yes"}}}, "allowlist"),
+        ("InvalidMetadata", {"additionalPodMetadata": {"annotations": {"x.k8s.io/mine": "yes"}}}, "restricted"),
         ("EnvVarsInjectionRejected", {"env": [{"name": "NEW", "value": "1"}]}, "not allowed"),
         ("EnvVarsInjectionRejected", {"pool": "open", "env": [{"name": "KNOWN", "value": "1"}]}, "already set"),
         (

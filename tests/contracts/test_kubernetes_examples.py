@@ -22,6 +22,7 @@ from tests.support.kubernetes.cluster import Cluster, start_cluster
 from tests.support.patience import patient
 
 from sandkeep.compat.agent_sandbox import PodSnapshotSandboxClient
+from sandkeep.kubernetes.pod_snapshots import OWNER_LABEL
 
 pytestmark = pytest.mark.needs("runsc")
 
@@ -94,7 +95,7 @@ def test_manifests_fit_each_other() -> None:
     pod = template["spec"]["podTemplate"]
     assert policy["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     assert policy["spec"]["storageConfigName"] == storage["metadata"]["name"]
-    assert "sandkeep.owner" in policy["spec"]["snapshotGroupingRules"]["groupByLabelValue"]["labels"]
+    assert OWNER_LABEL in policy["spec"]["snapshotGroupingRules"]["groupByLabelValue"]["labels"]
     assert pod["spec"]["runtimeClassName"] == "gvisor"
 
 

@@ -43,16 +43,15 @@ def left_in(cluster: Any, state_dir: str) -> list[str]:
     log = offline.open_log(state_dir)
     log_id = log.log_id
     log.close()
-    clients, of = Clients(cluster), {"label_selector": f"sandkeep.log={log_id}"}
+    clients, of = Clients(cluster), {"label_selector": f"sandbox.users.io/sandkeep-log={log_id}"}
     found = [pod.metadata.name for pod in clients.core.list_namespaced_pod("default", **of).items]
     for group, version, plural in (AGENTS, TRIGGERS):
         items = clients.custom.list_namespaced_custom_object(group, version, "default", plural, **of)["items"]
         found += [f"{plural}/{each['metadata']['name']}" for each in items]
     ours = {path.name for path in Path(state_dir, "sandboxes").iterdir()}
     saved = clients.custom.list_namespaced_custom_object(GROUP, "v1", "default", "podsnapshots")["items"]
-    return found + [
-        each["metadata"]["name"] for each in saved if each["metadata"]["labels"]["sandkeep.sandbox"] in ours
-    ]
+    label = "sandbox.users.io/sandkeep-sandbox"
+    return found + [each["metadata"]["name"] for each in saved if each["metadata"]["labels"][label] in ours]
 
 
 @pytest.fixture(scope="module")

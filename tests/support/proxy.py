@@ -16,7 +16,7 @@ class BreakingLine:
     `cut_up` and `cut_down` are numbers of bytes, counted over all connections to the service and from it: when so many
     passed, that connection breaks; the numbers are used up one by one. `lose_answer` is looked for in what goes to the
     service; the first answer after that is lost, with its connection, and the pattern is used up. While `down` is set
-    no connection lasts.
+    no connection lasts. When `silent_after` bytes came from the service, no more come, and no connection breaks.
     """
 
     def __init__(self, port: int) -> None:
@@ -24,6 +24,7 @@ class BreakingLine:
         self._server = socket.create_server(("127.0.0.1", 0))
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
+        self._over = threading.Event()
         self.port: int = self._server.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.mend()
@@ -36,6 +37,7 @@ class BreakingLine:
         self.cut_down: list[int] = []
         self.lose_answer: re.Pattern[bytes] | None = None
         self.down = False
+        self.silent_after: int | None = None
         self.broken = 0
 
     def __enter__(self) -> Self:
@@ -43,10 +45,16 @@ class BreakingLine:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._over.set()
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
         self.break_all()
+
+    @property
+    def connections(self) -> int:
+        """Number of connections that neither side has closed."""
+        return len(self._open) // 2
 
     def break_all(self) -> None:
         """Break every connection that there is."""
@@ -92,6 +100,13 @@ class _Line:
 
     def carry_down(self) -> None:
         for data in _received(self._service):
+            silent_after = self._proxy.silent_after
+            if silent_after is not None and self._proxy.down_bytes + len(data) > silent_after:
+                with contextlib.suppress(OSError):
+                    self._client.sendall(data[: max(0, silent_after - self._proxy.down_bytes)])
+                self._proxy.down_bytes = silent_after
+                self._proxy._over.wait()
+                return
             with self._proxy._lock:
                 allowed = 0 if self._answer_is_lost else _allowed(self._proxy.cut_down, self._proxy.down_bytes, data)
                 self._proxy.down_bytes += allowed

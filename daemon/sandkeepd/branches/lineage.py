@@ -90,7 +90,8 @@ class Lineage:
         for fork in state.forks.values():
             self._note(fork.sandbox_id, fork.requested_us, fork.fork_id)
         for snapshot in state.snapshots.values():
-            if snapshot.sandbox_id is not None and not (snapshot.requested.include or snapshot.requested.exclude):
+            is_whole = snapshot.has_workspace(state.sandboxes) and not snapshot.requested.exclude
+            if snapshot.sandbox_id is not None and is_whole:
                 self._note(snapshot.sandbox_id, snapshot.requested_us, snapshot.snapshot_id)
         for checkpoint in state.checkpoints.values():
             self._note(checkpoint.sandbox_id, checkpoint.requested_us, checkpoint.checkpoint_id)

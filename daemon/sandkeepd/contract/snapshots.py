@@ -87,6 +87,10 @@ class Snapshotting(Protocol):
         """Return the reason why no diff against the files that the sandbox began with can be packed, or None."""
         ...
 
+    def directory_written(self, plan: Mapping[str, Any], handle: Mapping[str, Any]) -> str | None:  # noqa: ARG002
+        """Return the directory in which all files are that a sandbox can have changed, if there is one."""
+        return None
+
     async def pack(self, source: Source, request: PackRequest, progress: Progress) -> PackedFiles:
         """Pack the files as they are at one moment. On any error, cancellation included, nothing is left of the pack,
         and the sandbox goes on. Raises `not_ready` when the files are gone, `storage_unavailable`.

@@ -22,7 +22,6 @@ from sandkeep.protocol.methods import (
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.sessions import SessionState
-from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.contract.provider import Provider
 from sandkeepd.core import naming, rules
 from sandkeepd.core.access import Request, part_of_request
@@ -232,19 +231,12 @@ class Sessions:
         """
         snapshots, began_with = self._core.state.snapshots, session.requested.restored_from
         known = (snapshots[snapshot_id] for snapshot_id in session.snapshot_ids if snapshot_id in snapshots)
-        whole = list(filter(self._has_workspace, known))
+        whole = [snapshot for snapshot in known if snapshot.has_workspace(self._core.state.sandboxes)]
         if whole and whole[-1].requested_us >= session.requested_us:
             return whole[-1].snapshot_id
         if began_with is None or (began_with in snapshots and snapshots[began_with].status == "ready"):
             return began_with
         return whole[-1].snapshot_id if whole else None
-
-    def _has_workspace(self, snapshot: SnapshotState) -> bool:
-        sandbox = self._core.state.sandboxes.get(snapshot.sandbox_id or "")
-        if not snapshot.requested.include or sandbox is None or sandbox.isolation is None:
-            return not snapshot.requested.include
-        place = f"{sandbox.isolation.workspace}/"
-        return any(place.startswith(f"{path}/") for path in snapshot.requested.include)
 
     # -- the spec -----------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 An archive is made in a directory of this machine, and stays there if it goes nowhere else. One for a bucket or a mount
 is copied from there, and only counts once the copy is complete, with the digest that it has to have. Where
-SANDBOX_SNAPSHOT_DIR is set, the one on this machine stays besides. A restore asks these places in order.
+SANDBOX_SNAPSHOT_DIR is set, the one on this machine stays besides. A restore asks these places in order, and the next
+one as soon as one is slow.
 """
 
 import logging
@@ -18,7 +19,7 @@ import trio
 from sandkeep import failpoints, model
 from sandkeep.errors import DaemonError, DataError, ProviderError, SandkeepError
 from sandkeep_store.archives.stores import copy
-from sandkeep_store.archives.stores.choice import most_specific_error, restore_order
+from sandkeep_store.archives.stores.choice import restore_order
 from sandkeep_store.archives.stores.directory import DirectoryArchives, DirectoryUpload
 from sandkeep_store.archives.stores.open import open_store
 from sandkeep_store.archives.stores.store import ArchiveStore, Stored
@@ -35,6 +36,7 @@ from sandkeepd.host.threads import Meter, in_ending_thread, in_long_thread, run_
 from sandkeepd.host.unnamed_file import open_unnamed
 from sandkeepd.snapshots.archive_limits import limits_of
 from sandkeepd.snapshots.archive_paths import path_in, place_of, root_of
+from sandkeepd.snapshots.hedge import first_whole, open_in_thread
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -53,6 +55,12 @@ PASSING: Final = ("provider_unavailable", "storage_unavailable")
 
 FIRST_PATIENCE_S: Final = 10.0
 """Seconds a caller waits for a bucket that does not answer. Retries continue in the background."""
+
+FIRST_BYTE_S: Final[float] = 30.0
+"""Seconds within which a store has to give the first byte of an archive."""
+
+HEAD_START_S: Final = 0.5
+"""Seconds that a store has before the next one is asked as well."""
 
 LOG_KEY: Final = "sandkeep-log"
 """The key of an object's metadata that says of which log it is."""
@@ -190,23 +198,22 @@ class SnapshotArchives:
             os.close(descriptor)
 
     async def _have(self, snapshot: SnapshotState, progress: Progress) -> int:
-        failures: list[SandkeepError] = []
         recorded = [root_of(place).place(place.path) for place in snapshot.places]
         places = restore_order(recorded, STORAGE.roots("snapshot"))
-        for place in places:
-            had: list[int] = []
-            work = partial(_had, snapshot, place, had, is_last=place == places[-1])
+        left = set(places)
+        """Places that may still give it."""
+        total = snapshot.stored.size_bytes if snapshot.stored is not None else None
+
+        async def attempt(place: Place) -> int:
+            work = partial(_had, snapshot, place, is_last=left == {place})
             try:
-                total = snapshot.stored.size_bytes if snapshot.stored is not None else None
-                await run_in_thread(work, progress, f"reading {place}", total_bytes=total)
-                return had.pop()
+                return await open_in_thread(work, progress, str(place), total, FIRST_BYTE_S)
             except SandkeepError as error:
                 logger.warning("an archive is not to be had", extra={"place": str(place), "why": error.message})
-                failures.append(error)
-            finally:
-                for descriptor in had:  # no caller waits for this copy any more
-                    os.close(descriptor)
-        raise most_specific_error(failures)
+                left.discard(place)
+                raise
+
+        return await first_whole([partial(attempt, place) for place in places], HEAD_START_S)
 
     async def remove(self, places: Iterable[model.Place]) -> None:
         """Remove archives. Safe to repeat. Raises `provider_unavailable`, naming the `engine` that has to answer."""
@@ -293,8 +300,8 @@ class Making:
             )
 
 
-def _had(snapshot: SnapshotState, place: Place, had: list[int], moved: Meter, *, is_last: bool) -> None:
-    """Put an archive, an open file, into `had`; looked through, if there is another place to ask. Blocks."""
+def _had(snapshot: SnapshotState, place: Place, moved: Meter, *, is_last: bool) -> int:
+    """Return an archive as an open file; looked through, if another place may have it, too. Blocks."""
     stored = snapshot.stored
     assert stored is not None
     descriptor = _fetched(open_store(place.root), place, stored.size_bytes, moved)
@@ -305,7 +312,7 @@ def _had(snapshot: SnapshotState, place: Place, had: list[int], moved: Meter, *,
     except BaseException:
         os.close(descriptor)
         raise
-    had.append(descriptor)
+    return descriptor
 
 
 def check(snapshot: SnapshotState, descriptor: int, moved: Meter) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final, Literal
 
 import trio
+from msgspec.structs import replace
 
 from sandkeep import events, failpoints, ids, model
 from sandkeep.errors import SandkeepError, SetupError, StateError
@@ -226,9 +227,24 @@ class Snapshots:
         root = able.files_root(sandbox.requested.plan)
         command = rules.wanted_files(command, sandbox.isolation.workspace if sandbox.isolation else root, root)
         parent = self._parent(sandbox, command, provider)
+        if sandbox.spec.session_id is not None and not (command.include or command.incremental or command.parent_id):
+            command = replace(command, include=self._written(sandbox, provider))
         event = rules.create_snapshot(sandbox, command, places, parent_id=parent, root=root)
         with self.removal.held(*([parent] if parent is not None else [])):  # whatever becomes of its snapshot
             return await self._creation.run(NewEvent(snapshot_id, event, event.sandbox_id, 0), request)
+
+    def _written(self, sandbox: SandboxState, provider: Provider) -> list[str]:
+        """Return the directory without which a sandbox's files are those of its image; none if there is no such one."""
+        directory = snapshotting(provider).directory_written(sandbox.requested.plan, sandbox.handle)
+        if directory is None or not (sandbox.requested.image_id or "").startswith(f"{ids.IMAGE}_"):
+            return []
+        for name in provider.layers.layers_of(sandbox.requested.plan) if provider.layers is not None else ():
+            first = self._core.state.snapshots.get(name)
+            if first is None or not first.is_part or first.requested.image_id != sandbox.requested.image_id:
+                return []
+            if list(first.requested.include) != [directory]:
+                return []
+        return [directory]
 
     def _parent(self, sandbox: SandboxState, command: SnapshotCreate, provider: Provider) -> str | None:
         """Return the parent of an incremental snapshot; None if that is an image, or the snapshot is not incremental.

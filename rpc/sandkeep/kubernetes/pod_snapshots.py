@@ -33,7 +33,7 @@ POLICIES: Final = "podsnapshotpolicies"
 RESTORE_ANNOTATION: Final = "podsnapshot.gke.io/ps-name"
 """Of a pod: the PodSnapshot to restore it from."""
 
-OWNER_LABEL: Final = "sandkeep.owner"
+OWNER_LABEL: Final = "sandbox.users.io/sandkeep-owner"
 """Of a pod, and, by a policy's grouping rule, of its PodSnapshots: `label_value` of the owner."""
 
 TRIGGER_LABEL: Final = "sandkeep.trigger"

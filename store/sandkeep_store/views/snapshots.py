@@ -1,10 +1,12 @@
 """The view of snapshots."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from sandkeep import events, ids, model
 from sandkeep.lifecycle import FORK, SNAPSHOT, ForkStatus, Lifecycle
 from sandkeep.protocol.clock import rfc3339
+from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.view import ObjectState
 
 
@@ -64,6 +66,14 @@ class SnapshotState(ObjectState, kw_only=True, array_like=True):
     def alive(self) -> bool:
         """True if its archive exists or is being made."""
         return self.status == "creating" or self.has_archive
+
+    def has_workspace(self, sandboxes: Mapping[str, SandboxState]) -> bool:
+        """Return True if it has the whole workspace of its sandbox, but for what it excludes."""
+        sandbox = sandboxes.get(self.sandbox_id or "")
+        if not self.requested.include or sandbox is None or sandbox.isolation is None:
+            return not self.requested.include
+        place = f"{sandbox.isolation.workspace}/"
+        return any(place.startswith(f"{path}/") for path in self.requested.include)
 
     @property
     def is_part(self) -> bool:

@@ -55,7 +55,7 @@ def left_s(provider: str, sandbox: Sandbox, service: Any) -> float:
     if provider == "modal":
         [there] = [each for each in service.sandboxes() if each["id"] == sandbox.modal_sandbox_id]
         return float(there["definition"]["timeout_secs"])
-    labels = {"label_selector": f"sandkeep.sandbox={sandbox.sandbox_id}"}
+    labels = {"label_selector": f"sandbox.users.io/sandkeep-sandbox={sandbox.sandbox_id}"}
     found = Clients(service).custom.list_namespaced_custom_object(
         "agents.x-k8s.io", "v1beta1", "default", "sandboxes", **labels
     )

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.support.engine import PrivateEngine
 from tests.support.expect import refused, until
+from tests.support.snapshots import exported, names
 from tests.support.users import as_user
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.needs("root")]
@@ -131,3 +132,43 @@ def test_ids_of_any_length_are_names_of_hosts(client: Any, dockerd: Any) -> None
         session = client.session.ensure(id=name, image=dockerd.guest()).session
         assert session.ref == f"docker://sandbox-{name}"
         client.session.close(name, snapshot=False)
+
+
+def saved(client: Any, session_id: str) -> Any:
+    """Close a session; return the newest snapshot of it."""
+    sandbox_id = client.session.get(session_id).sandbox_id
+    client.session.close(session_id)
+    return client.snapshot.list(sandbox_id=sandbox_id).snapshots[-1]
+
+
+def test_its_snapshots_hold_the_workspace_as_nothing_else_can_have_changed(client: Any, dockerd: Any) -> None:
+    image = dockerd.guest()
+    client.session.ensure(id="small", image=image)
+    client.sandbox.exec("small", "echo 1 >file")
+    for number in (1, 2):
+        snapshot = saved(client, "small")
+        assert snapshot.include == ["/workspace"]
+        assert set(names(exported(client, snapshot.snapshot_id))) == {".", "workspace", "workspace/file"}
+        assert client.sandbox.exec("small", "cat file; ls /etc/passwd").stdout == f"{number}\n/etc/passwd\n".encode()
+        client.sandbox.exec("small", f"echo {number + 1} >file")
+    chosen = client.snapshot.create("small", include=["file"])
+    assert chosen.include == ["/workspace/file"]
+    client.session.close("small", snapshot=False)
+
+
+def test_its_snapshots_hold_a_root_that_can_have_changed(new_daemon: Any, dockerd: Any) -> None:
+    """Also once roots are read-only, as the session goes on with what was changed before."""
+    daemon = new_daemon()
+    daemon.start(DOCKER_HOST=dockerd.host, SANDBOX_DOCKER_READ_ONLY="0")
+    with daemon.connect() as client:
+        client.session.ensure(id="whole", image=dockerd.guest(), user="0:0")
+        client.sandbox.exec("whole", "echo mine >/etc/mine; echo 1 >file")
+        first = saved(client, "whole")
+    daemon.kill()
+    daemon.start(DOCKER_HOST=dockerd.host, SANDBOX_DOCKER_READ_ONLY="1")
+    with daemon.connect() as client:
+        assert client.sandbox.exec("whole", "cat /etc/mine file").stdout == b"mine\n1\n"
+        for snapshot in (first, saved(client, "whole")):
+            assert snapshot.include == []
+            assert {"etc/mine", "workspace/file"} <= set(names(exported(client, snapshot.snapshot_id)))
+        client.session.close("whole", snapshot=False)

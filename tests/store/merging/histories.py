@@ -1,14 +1,21 @@
-"""Merges by git, to compare ours with: three trees of files, in a repository of their own."""
+"""Merges by git, to compare ours with: three trees of files, in a repository of their own.
+
+The judge is `git merge -s recursive -X no-renames`: `merge-tree`, and the strategy ort, detect renames before git 2.50
+whatever `merge.renames` says.
+"""
 
 import hashlib
 import os
-import re
+import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+import pytest
 from tests.store.merging.stacks import bench, complete
 
 Files = dict[bytes, tuple[Any, ...]]
@@ -19,7 +26,7 @@ Triple = tuple[Files, Files, Files]
 
 
 class Merged(NamedTuple):
-    """A tree as git tells of it, path to mode and digest; and the paths in conflict."""
+    """A tree as git tells of it, path to mode and digest, without the paths in conflict; and these."""
 
     tree: dict[bytes, tuple[str, str]]
     conflicts: list[bytes]
@@ -41,8 +48,7 @@ class Repository:
 
     def run(self, *argv: str, given: bytes = b"", codes: Sequence[int] = (0,)) -> bytes:
         done = subprocess.run(
-            ["git", "-c", "merge.renames=false", *argv], cwd=self.path, env=self._env, input=given,
-            capture_output=True, check=False,
+            ["git", *argv], cwd=self.path, env=self._env, input=given, capture_output=True, check=False
         )  # fmt: skip
         assert done.returncode in codes, done.stderr
         return done.stdout
@@ -60,11 +66,30 @@ class Repository:
         self.run("fast-import", "--quiet", given=b"".join(stream))
 
     def merge(self, first: str, second: str) -> Merged:
-        output = self.run(
-            "merge-tree", "--write-tree", "-z", "--name-only", "--no-messages", first, second, codes=(0, 1)
-        )
-        tree, *conflicts = output.rstrip(b"\0").split(b"\0")
-        return Merged(self.tree(tree.decode()), conflicts)
+        """Merge two commits in a work tree of their own, which leaves the repository as it was."""
+        work = f"{self.path}/work"
+        os.mkdir(work)
+        here = (f"--git-dir={self.path}", f"--work-tree={work}")
+        try:
+            self.run(*here, "checkout", "-q", "--force", "--detach", first)
+            strategy = ("-s", "recursive", "-X", "no-renames")
+            self.run(*here, "merge", "-q", "--no-commit", *strategy, second, codes=(0, 1))
+            return self._index()
+        finally:
+            shutil.rmtree(work)
+            with suppress(FileNotFoundError):
+                os.unlink(f"{self.path}/index")
+
+    def _index(self) -> Merged:
+        tree, conflicts = {}, {}
+        for line in self.run("ls-files", "--stage", "-z").split(b"\0")[:-1]:
+            about, path = line.split(b"\t", 1)
+            mode, digest, stage = about.decode().split()
+            if stage == "0":
+                tree[path] = mode, digest
+            else:
+                conflicts[path] = None
+        return Merged(tree, list(conflicts))
 
     def tree(self, name: str) -> dict[bytes, tuple[str, str]]:
         found = {}
@@ -84,20 +109,6 @@ class Repository:
             found[digest] = output[end + 1 : end + 1 + size]
             position = end + 2 + size
         return found
-
-    def commit(self, tree: str, *parents: str) -> str:
-        options = [word for parent in parents for word in ("-p", parent)]
-        return self.run("commit-tree", f"{tree}^{{tree}}", *options).decode().strip()
-
-
-def can_merge() -> bool:
-    """Git 2.38 or newer is there."""
-    try:
-        output = subprocess.run(["git", "version"], capture_output=True, text=True, check=True).stdout
-    except OSError:
-        return False
-    found = re.search(r"(\d+)\.(\d+)", output)
-    return found is not None and (int(found[1]), int(found[2])) >= (2, 38)
 
 
 def _mark(number: int, name: str) -> int:
@@ -123,13 +134,12 @@ def told(files: Mapping[bytes, Any]) -> dict[bytes, tuple[str, str]]:
     }
 
 
-def compare(triple: Triple, git: Merged, only: Iterable[bytes] | None = None) -> str:
+def compare(triple: Triple, git: Merged) -> str:
     """Merge a triple; say how that compares with git."""
     base, first, second = triple
     with bench() as at:
         merged = at.merge(base, {"a": first, "b": second})
         ours = told(at.result(merged, complete(base)))
-    theirs = git.tree if only is None else {path: git.tree[path] for path in only if path in git.tree}
     kinds = ",".join(sorted({conflict.kind for conflict in merged.conflicts}))
     if merged.conflicts and git.conflicts:
         mine = {path for conflict in merged.conflicts for path in conflict.paths}
@@ -141,7 +151,7 @@ def compare(triple: Triple, git: Merged, only: Iterable[bytes] | None = None) ->
         return f"only ours conflicts: {kinds}"
     if git.conflicts:
         return "only git conflicts"
-    return "both clean" if ours == theirs else "both clean, but different"
+    return "both clean" if ours == git.tree else "both clean, but different"
 
 
 def _real(git: Merged, triple: Triple) -> list[bytes]:
@@ -152,6 +162,72 @@ def _real(git: Merged, triple: Triple) -> list[bytes]:
 def summary(results: Counter[str]) -> str:
     total = results.total()
     return "; ".join(f"{what}: {count} ({100 * count / total:.1f} %)" for what, count in results.most_common())
+
+
+MOST_DIFFERENT = 0.01
+"""Share of the merges of which only one side conflicts, or both at different paths; of few merges, one may."""
+
+
+def check(results: Counter[str], capsys: pytest.CaptureFixture[str]) -> None:
+    if results.total() > 100:
+        with capsys.disabled():
+            print(f"\n{summary(results)}")
+    assert results["both clean, but different"] == 0
+    different = sum(count for what, count in results.items() if what.startswith("only") or "elsewhere" in what)
+    assert different < max(2, MOST_DIFFERENT * results.total())
+
+
+# -- histories of repositories -----------------------------------------------------------------------------------------
+
+
+def commits(repository: Path) -> list[str]:
+    """A repository's history, the oldest first."""
+    try:
+        argv = ["git", "-c", "safe.directory=*", "rev-list", "--first-parent", "--reverse", "HEAD"]
+        return subprocess.run(argv, cwd=repository, capture_output=True, text=True, check=True).stdout.split()
+    except (OSError, subprocess.CalledProcessError):
+        return []
+
+
+def objects(repository: Path) -> str:
+    argv = ["git", "-c", "safe.directory=*", "rev-parse", "--path-format=absolute", "--git-path", "objects"]
+    return subprocess.run(argv, cwd=repository, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def triples(known: list[str], random: Random, count: int) -> Iterator[tuple[str, str, str]]:
+    """Reverts of a commit some commits later, and cherry-picks of one onto an earlier commit."""
+    for number in range(count):
+        place, distance = random.randrange(12, len(known) - 12), random.choice([1, 1, 3, 10])
+        if number % 2:
+            yield known[place], known[place + distance], known[place - 1]
+        else:
+            yield known[place - 1], known[place - 1 - distance], known[place]
+
+
+def replay_history(history: Path, count: int, path: Path) -> Counter[str]:
+    """Compare reverts and cherry-picks of a repository's commits."""
+    known = commits(history)
+    if len(known) < 50:
+        pytest.skip("there is no history of 50 commits")
+    repository = Repository(str(path), objects(history))
+    changes = [changed(repository, names) for names in triples(known, Random(3), count)]
+    repository.add(changes)
+    return Counter(compare(triple, repository.merge(f"a{n}", f"b{n}")) for n, triple in enumerate(changes))
+
+
+def changed(repository: Repository, names: tuple[str, str, str]) -> Triple:
+    """Return three commits' files, but for those that are the same in all: without renames they decide nothing."""
+    trees = [repository.tree(name) for name in names]
+    paths = {path for tree in trees[1:] for path in {*tree, *trees[0]} if tree.get(path) != trees[0].get(path)}
+    blobs = repository.blobs(tree[path][1] for tree in trees for path in paths if path in tree)
+    base, first, second = (
+        {path: as_file(tree[path][0], blobs[tree[path][1]]) for path in paths if path in tree} for tree in trees
+    )
+    return base, first, second
+
+
+def as_file(mode: str, data: bytes) -> Files:
+    return ("symlink", data) if mode == "120000" else ("file", int(mode, 8) & 0o777, data)  # type: ignore[return-value]
 
 
 # -- random histories -------------------------------------------------------------------------------------------------
@@ -199,6 +275,8 @@ def _step(random: Random, files: Files) -> None:
         files[path + b"/inner"] = ("file", 0o644, b"inner\n")
     elif kind < 0.18 and old[0] == "file":
         files[path] = ("file", old[1] ^ 0o111, old[2])
+    elif kind < 0.24:
+        files[b"moved/" + path.replace(b"/", b"-")] = files.pop(path)
     elif old[0] == "file":
         files[path] = ("file", old[1], _edited(random, old[2]))
 

@@ -5,39 +5,24 @@ both sides with the same tree, and 30 % conflict on both; of 300 reverts and che
 23 %; and of 800 merges of a file of few different lines 80.5 % and 19.4 %, and 1 conflicts here alone.
 """
 
-import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import pytest
 from tests.store.merging.histories import (
-    Files,
     Repository,
     Triple,
-    can_merge,
+    check,
     compare,
     dense_triple,
     random_triple,
-    summary,
+    replay_history,
 )
 from tests.support.soak import times
 
-pytestmark = pytest.mark.skipif(not can_merge(), reason="git is older than 2.38")
-
 ROOT = Path(__file__).parents[3]
-MOST_DIFFERENT = 0.01
-"""Share of the merges of which only one side conflicts, or both at different paths; of few merges, one may."""
-
-
-def check(results: Counter[str], capsys: pytest.CaptureFixture[str]) -> None:
-    if results.total() > 100:
-        with capsys.disabled():
-            print(f"\n{summary(results)}")
-    assert results["both clean, but different"] == 0
-    different = sum(count for what, count in results.items() if what.startswith("only") or "elsewhere" in what)
-    assert different < max(2, MOST_DIFFERENT * results.total())
 
 
 def replay(count: int, seed: int, path: Path, make: Callable[[Random], Triple] = random_triple) -> Counter[str]:
@@ -48,6 +33,18 @@ def replay(count: int, seed: int, path: Path, make: Callable[[Random], Triple] =
     return Counter(
         compare(triple, repository.merge(f"a{number}", f"b{number}")) for number, triple in enumerate(triples)
     )
+
+
+def test_judge_detects_no_renames(tmp_path: Path) -> None:
+    lines = b"".join(b"%d\n" % number for number in range(50))
+    base, moved, edited = ({name: ("file", 0o644, data)} for name, data in (
+        (b"old", lines), (b"new", lines), (b"old", lines.replace(b"25\n", b"X\n")),
+    ))  # fmt: skip
+    repository = Repository(str(tmp_path))
+    repository.add([(base, moved, edited)])
+    judged = repository.merge("a0", "b0")
+    assert judged.conflicts == [b"old"]
+    assert compare((base, moved, edited), judged) == "both conflict: deleted"
 
 
 def test_random_histories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,56 +68,10 @@ def test_many_files_of_few_different_lines(tmp_path: Path, capsys: pytest.Captur
     check(replay(times(800), 5, tmp_path, dense_triple), capsys)
 
 
-def commits() -> list[str]:
-    """This repository's history, the oldest first."""
-    try:
-        argv = ["git", "-c", "safe.directory=*", "rev-list", "--first-parent", "--reverse", "HEAD"]
-        return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    except (OSError, subprocess.CalledProcessError):
-        return []
-
-
-def objects() -> str:
-    argv = ["git", "-c", "safe.directory=*", "rev-parse", "--path-format=absolute", "--git-path", "objects"]
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def triples(known: list[str], random: Random, count: int) -> Iterator[tuple[str, str, str]]:
-    """Reverts of a commit some commits later, and cherry-picks of one onto an earlier commit."""
-    for number in range(count):
-        place, distance = random.randrange(12, len(known) - 12), random.choice([1, 1, 3, 10])
-        if number % 2:
-            yield known[place], known[place + distance], known[place - 1]
-        else:
-            yield known[place - 1], known[place - 1 - distance], known[place]
-
-
-def replay_history(count: int, path: Path) -> Counter[str]:
-    known = commits()
-    if len(known) < 50:
-        pytest.skip("there is no history of 50 commits")
-    repository, results = Repository(str(path), objects()), Counter[str]()
-    for names in triples(known, Random(3), count):
-        base = repository.commit(names[0])
-        git = repository.merge(repository.commit(names[1], base), repository.commit(names[2], base))
-        trees = [repository.tree(name) for name in names]
-        changed = {path for tree in trees[1:] for path in {*tree, *trees[0]} if tree.get(path) != trees[0].get(path)}
-        blobs = repository.blobs(tree[path][1] for tree in trees for path in changed if path in tree)
-        base_files, first, second = (
-            {path: as_file(tree[path][0], blobs[tree[path][1]]) for path in changed if path in tree} for tree in trees
-        )
-        results[compare((base_files, first, second), git, changed)] += 1
-    return results
-
-
-def as_file(mode: str, data: bytes) -> Files:
-    return ("symlink", data) if mode == "120000" else ("file", int(mode, 8) & 0o777, data)  # type: ignore[return-value]
-
-
 def test_this_repositorys_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    check(replay_history(10, tmp_path), capsys)
+    check(replay_history(ROOT, 10, tmp_path), capsys)
 
 
 @pytest.mark.soak
 def test_much_of_this_repositorys_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    check(replay_history(times(300), tmp_path), capsys)
+    check(replay_history(ROOT, times(300), tmp_path), capsys)

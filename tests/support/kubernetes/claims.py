@@ -14,6 +14,7 @@ from tests.support.kubernetes.reconcile import (
     controller_of,
     itself,
     key_of,
+    name_hash,
     owner,
     reference_to,
     seconds_until,
@@ -22,11 +23,15 @@ from tests.support.kubernetes.reconcile import (
 )
 from tests.support.kubernetes.sandboxes import POD_NAME, SANDBOXES
 from tests.support.kubernetes.store import Propagation, Store
-from tests.support.kubernetes.warm_pools import POOLS, TEMPLATES, WARM, new_sandbox
+from tests.support.kubernetes.warm_pools import CREATED_BY, POOLS, TEMPLATE_REF_HASH, TEMPLATES, WARM, new_sandbox
 
 CLAIMS = "sandboxclaims.extensions.agents.x-k8s.io"
 CLAIM_UID = "agents.x-k8s.io/claim-uid"
 LAUNCH_TYPE = "agents.x-k8s.io/launch-type"
+ALLOWED_DOMAINS = ("sandbox.users.io",)
+"""Of labels of claims for pods, unless the controller's file `allowed-label-domains` has others."""
+RESTRICTED_DOMAINS = ("kubernetes.io", "k8s.io", "agents.x-k8s.io")
+SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 
 
 class RefusedError(Exception):
@@ -127,14 +132,26 @@ class Claims:
 
     def _sandbox(self, claim: Object) -> Object:
         """Return the Sandbox of a claim, found or made. Raises RefusedError and ApiError."""
+        _check_metadata(claim)
         found = self._found(claim)
-        if found is not None:
-            return found
         pool, template = self._source(claim)
+        if found is not None:
+            return self._match(claim, template, found)
         spec = _blueprint(claim, template)
         cold = claim["spec"].get("env") or claim["spec"].get("volumeClaimTemplates")
         warm = self._warm(pool) if pool is not None and not cold else None
-        return self._adopt(claim, warm) if warm is not None else self._make(claim, template, spec)
+        return self._adopt(claim, template, warm) if warm is not None else self._make(claim, template, spec)
+
+    def _match(self, claim: Object, template: Object, sandbox: Object) -> Object:
+        """Carry the metadata of pods, which a claim may have changed, into its Sandbox. Raises RefusedError."""
+        wanted = _pod_metadata(claim, template)
+        if sandbox["spec"]["podTemplate"].get("metadata") == wanted:
+            return sandbox
+
+        def change(new: Object) -> None:
+            new["spec"]["podTemplate"]["metadata"] = wanted
+
+        return self._store.update(SANDBOXES, *key_of(sandbox), change)
 
     def _source(self, claim: Object) -> tuple[Object | None, Object]:
         """Return the warm pool, if there is any, and the template. Raises RefusedError."""
@@ -159,14 +176,14 @@ class Claims:
         ]
         return min(ready, key=lambda sandbox: int(sandbox["metadata"]["resourceVersion"]), default=None)
 
-    def _adopt(self, claim: Object, sandbox: Object) -> Object:
+    def _adopt(self, claim: Object, template: Object, sandbox: Object) -> Object:
         def change(new: Object) -> None:
             meta = new["metadata"]
             meta["ownerReferences"] = [reference_to(claim)]
             meta["labels"].pop(WARM, None)
             meta["labels"] |= {CLAIM_UID: claim["metadata"]["uid"], LAUNCH_TYPE: "warm"}
             meta.setdefault("annotations", {})[POD_NAME] = sandbox["metadata"]["name"]
-            _add_metadata(claim, new["spec"]["podTemplate"])
+            new["spec"]["podTemplate"]["metadata"] = _pod_metadata(claim, template)
 
         return self._store.update(SANDBOXES, *key_of(sandbox), change)
 
@@ -182,32 +199,51 @@ def _copied(found: Object) -> Object:
     return {key: value for key, value in found.items() if key not in ("lastTransitionTime", "observedGeneration")}
 
 
-def _add_metadata(claim: Object, pod_template: Object) -> None:
-    """Add the claim's metadata of pods, and the label by which they are found."""
+def _pod_metadata(claim: Object, template: Object) -> Object:
+    """Return the metadata of pods of a claim's Sandbox: the template's, the controller's and the claim's. Raises
+    RefusedError for values that contradict the template's.
+    """
+    have = template["spec"]["podTemplate"].get("metadata", {})
     given = claim["spec"].get("additionalPodMetadata", {})
-    meta = pod_template.setdefault("metadata", {})
     for field in ("labels", "annotations"):
-        meta[field] = {**meta.get(field, {}), **given.get(field, {})}
-    meta["labels"][CLAIM_UID] = claim["metadata"]["uid"]
+        for key, value in given.get(field, {}).items():
+            if have.get(field, {}).get(key, value) != value:
+                why = f'{field[:-1]} "{key}" conflicts: template has "{have[field][key]}", claim has "{value}"'
+                raise RefusedError("InvalidMetadata", why)
+    marks = {CLAIM_UID: claim["metadata"]["uid"], TEMPLATE_REF_HASH: name_hash(template["metadata"]["name"])}
+    if creator := claim["metadata"].get("labels", {}).get(CREATED_BY):
+        marks[CREATED_BY] = creator
+    labels = {**have.get("labels", {}), **marks, **given.get("labels", {})}
+    annotations = {**have.get("annotations", {}), **given.get("annotations", {})}
+    return {**have, "labels": labels, **({"annotations": annotations} if annotations else {})}
 
 
 def _blueprint(claim: Object, template: Object) -> Object:
     """Return the spec of a new Sandbox for a claim. Raises RefusedError."""
     spec = copy(template["spec"])
-    _check_metadata(claim, spec["podTemplate"])
+    spec["podTemplate"]["metadata"] = _pod_metadata(claim, template)
     _check_volumes(claim, spec)
     _add_environment(claim, spec)
-    _add_metadata(claim, spec["podTemplate"])
     return spec
 
 
-def _check_metadata(claim: Object, pod_template: Object) -> None:
-    for field in ("labels", "annotations"):
-        have = pod_template.get("metadata", {}).get(field, {})
-        for key, value in claim["spec"].get("additionalPodMetadata", {}).get(field, {}).items():
-            if have.get(key, value) != value:
-                why = f'{field[:-1]} "{key}" conflicts: template has "{have[key]}", claim has "{value}"'
-                raise RefusedError("InvalidMetadata", why)
+def _check_metadata(claim: Object) -> None:
+    """Refuse labels outside the domains that are allowed by default, and annotations of the system's own."""
+    given = claim["spec"].get("additionalPodMetadata", {})
+    for key in given.get("labels", {}):
+        domain, slash, _ = key.lower().rpartition("/")
+        if not slash:
+            raise RefusedError("InvalidMetadata", f'label "{key}" must have a domain prefix')
+        if not _is_in(domain, ALLOWED_DOMAINS):
+            raise RefusedError("InvalidMetadata", f'label domain "{domain}" is not in the allowlist')
+    for key in given.get("annotations", {}):
+        domain = key.lower().rpartition("/")[0]
+        if _is_in(domain, RESTRICTED_DOMAINS) and key != SAFE_TO_EVICT:
+            raise RefusedError("InvalidMetadata", f'restricted system domain: "{key}" is not allowed')
+
+
+def _is_in(domain: str, domains: tuple[str, ...]) -> bool:
+    return any(domain == each or domain.endswith(f".{each}") for each in domains)
 
 
 def _check_volumes(claim: Object, spec: Object) -> None:

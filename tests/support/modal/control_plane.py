@@ -35,7 +35,12 @@ class ControlPlane(Plane):
         self.access = access
 
     def admit(self, call: Call, request: Any) -> None:
-        """Find the workspace of the caller."""
+        """Find the workspace of the caller, which says what it is."""
+        for header in ("x-modal-python-version", "x-modal-client-version", "x-modal-client-type"):
+            if header not in call.metadata:
+                raise GRPCError(Status.FAILED_PRECONDITION, f"Missing {header} header")
+        if str(call.metadata["x-modal-client-type"]) != str(api_pb2.CLIENT_TYPE_CLIENT):
+            raise GRPCError(Status.FAILED_PRECONDITION, "Unknown client type")
         call.workspace = self.access.authenticate(call.metadata)
 
     @serves("ClientHello")
@@ -92,12 +97,14 @@ class ControlPlane(Plane):
             made = Secret(id=new_id("st"), workspace=call.workspace, variables=dict(request.env_dict))
             return api_pb2.SecretGetOrCreateResponse(secret_id=self.objects.add(made).id)
         environment = self.objects.environment(call.workspace, request.environment_name)
+        is_new = False
         for found in self.objects.all(Secret, call.workspace):
             if (found.name, found.environment) == (request.deployment_name, environment):
                 break
         else:
             if request.object_creation_type not in _CREATES:
                 raise GRPCError(Status.NOT_FOUND, f"Secret '{request.deployment_name}' not found")
+            is_new = True
             found = self.objects.add(
                 Secret(
                     id=new_id("st"),
@@ -107,6 +114,8 @@ class ControlPlane(Plane):
                     environment=environment,
                 )
             )
+        if request.object_creation_type == api_pb2.OBJECT_CREATION_TYPE_CREATE_FAIL_IF_EXISTS and not is_new:
+            raise GRPCError(Status.ALREADY_EXISTS, f"Secret '{request.deployment_name}' already exists")
         if request.object_creation_type in _CREATES:
             found.variables = dict(request.env_dict) or found.variables
         missing = [key for key in request.required_keys if key not in found.variables]

@@ -27,7 +27,10 @@ class Router(Plane):
 
     def admit(self, call: Call, request: Any) -> None:
         """Check the token of the task."""
-        task_id = request.start.task_id if call.name == "TaskExecStdinWriteStream" else request.task_id
+        is_stream = call.name == "TaskExecStdinWriteStream"
+        if is_stream and not request.HasField("start"):
+            raise GRPCError(Status.INVALID_ARGUMENT, "the first message of a stream has to be its start")
+        task_id = request.start.task_id if is_stream else request.task_id
         token = str(call.metadata.get("authorization", "")).removeprefix("Bearer ")
         self._access.check(token, task_id)
 
@@ -50,6 +53,8 @@ class Router(Plane):
         sandbox = await self._running(request)
         if not request.command_args:
             raise GRPCError(Status.INVALID_ARGUMENT, "command_args is empty")
+        if request.stderr_config == router_pb2.TASK_EXEC_STDERR_CONFIG_STDOUT:
+            raise GRPCError(Status.INVALID_ARGUMENT, "stderr cannot go to stdout")
         async with sandbox.starting.setdefault(request.exec_id, asyncio.Lock()):
             if request.exec_id not in sandbox.execs:  # a request that is repeated starts nothing
                 sandbox.execs[request.exec_id] = await self._start(sandbox, request)
@@ -103,10 +108,14 @@ class Router(Plane):
     async def write_stream(self, request: Any, call: Call) -> Any:
         found = await self._exec(request.start)
         offset = request.start.offset
+        if offset != found.stdin.written:
+            raise GRPCError(Status.FAILED_PRECONDITION, f"stdin has {found.stdin.written} bytes, and not {offset}")
         async for part in call.stream:
             if part.HasField("end"):
                 await found.stdin.put(offset, b"", eof=True)
                 return router_pb2.TaskExecStdinWriteStreamResponse()
+            if not part.HasField("data"):
+                raise GRPCError(Status.INVALID_ARGUMENT, "a message of a stream has to have data")
             await found.stdin.put(offset, part.data, eof=False)
             offset += len(part.data)
         raise GRPCError(Status.CANCELLED, "the stream ended before its end")

@@ -132,7 +132,11 @@ class SandboxPlane(ControlPlane):
     async def set_name(self, request: Any, call: Call) -> Any:
         sandbox = self._find(request, call)
         app = self.objects.find(App, sandbox.app_id, call.workspace)
-        if self.sandboxes.named(app, request.name):
+        if not request.name:
+            raise GRPCError(Status.INVALID_ARGUMENT, "name is required")
+        if sandbox.name not in ("", request.name):
+            raise GRPCError(Status.FAILED_PRECONDITION, f"Sandbox {sandbox.id} already has a name")
+        if self.sandboxes.named(app, request.name) not in (None, sandbox):
             raise GRPCError(Status.ALREADY_EXISTS, f"Sandbox with name '{request.name}' already exists")
         sandbox.name = request.name
         return api_pb2.SandboxSetNameResponse()
@@ -205,6 +209,8 @@ class SandboxPlane(ControlPlane):
     @serves("SandboxStdinWrite")
     async def write_stdin(self, request: Any, call: Call) -> Any:
         sandbox = self._find(request, call)
+        if sandbox.result is not None:
+            raise GRPCError(Status.FAILED_PRECONDITION, f"Sandbox {sandbox.id} has already terminated")
         await sandbox.running()
         if sandbox.entrypoint is None:
             raise GRPCError(Status.FAILED_PRECONDITION, "The sandbox runs no command")

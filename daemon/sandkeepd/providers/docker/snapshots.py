@@ -51,6 +51,15 @@ class DockerSnapshots(Snapshotting):
     def why_not_incremental(self, handle: Mapping[str, Any]) -> str | None:
         return None
 
+    def directory_written(self, plan: Mapping[str, Any], handle: Mapping[str, Any]) -> str | None:
+        """See `Snapshotting.directory_written`. Volumes that the image asks for are writable in a read-only root."""
+        planned = msgspec.convert(dict(plan), Plan)
+        volume = planned.workspace_volume
+        if not planned.read_only_root or volume is None or not volume.own:
+            return None
+        has_others = len(handle["written"]) > len(("its own layer", "its workspace"))
+        return None if has_others else planned.workspace
+
     async def pack(self, source: Source, request: PackRequest, progress: Progress) -> PackedFiles:
         files = await self.files_of(source)
         beneath = await self.files_of_image(files.image) if request.over == "nothing" else []

@@ -59,7 +59,11 @@ class Job(Struct, frozen=True, kw_only=True):
 
 def labels_of(job: Job) -> dict[str, str]:
     """Return the labels of all objects of a sandbox, and of its pod."""
-    found = {**job.spec.labels, SANDBOX_LABEL: job.sandbox_id, LOG_LABEL: job.log_id}
+    return {**job.spec.labels, **_marks(job)}
+
+
+def _marks(job: Job) -> dict[str, str]:
+    found = {SANDBOX_LABEL: job.sandbox_id, LOG_LABEL: job.log_id}
     found |= {OWNER_LABEL: label_value(job.plan.owner), NETWORK_LABEL: job.plan.network}
     if job.spec.session_id is not None:
         found[SESSION_LABEL] = label_value(job.spec.session_id)
@@ -131,9 +135,11 @@ def running(version: str, *, is_on: bool) -> Json:
 
 
 def claim(job: Job, version: str) -> Json:
-    """Return a SandboxClaim on the plan's template, or on its warm pool."""
+    """Return a SandboxClaim on the plan's template, or on its warm pool. Its pod does not get the caller's labels: the
+    cluster refuses those that are not of a domain that it allows.
+    """
     plan = job.plan
-    spec: Json = {"additionalPodMetadata": {"labels": labels_of(job), "annotations": _annotations(job)}}
+    spec: Json = {"additionalPodMetadata": {"labels": _marks(job), "annotations": _annotations(job)}}
     if version == "v1alpha1":
         spec["sandboxTemplateRef"] = {"name": plan.template}
         if plan.warm_pool is not None:

@@ -1,11 +1,14 @@
-"""Labels and annotations of the objects of sandboxes."""
+"""Labels and annotations of the objects of sandboxes.
+
+agent-sandbox lets a claim give its pod only labels of domains that its administrator allows, by default that of these.
+"""
 
 from typing import Final
 
-SANDBOX_LABEL: Final = "sandkeep.sandbox"
-LOG_LABEL: Final = "sandkeep.log"
-SESSION_LABEL: Final = "sandkeep.session"
-NETWORK_LABEL: Final = "sandkeep.network"
+SANDBOX_LABEL: Final = "sandbox.users.io/sandkeep-sandbox"
+LOG_LABEL: Final = "sandbox.users.io/sandkeep-log"
+SESSION_LABEL: Final = "sandbox.users.io/sandkeep-session"
+NETWORK_LABEL: Final = "sandbox.users.io/sandkeep-network"
 OWNER_ANNOTATION: Final = "sandkeep.owner"
 
 SUSPENDED_ANNOTATION: Final = "sandkeep.suspended-as"

@@ -21,7 +21,7 @@ WORKSPACE: Final = "/workspaces"
 
 LEAST_MEMORY: Final = 16 * 1024**2
 _ID: Final = "sbx_"
-RESERVED: Final = ("sandkeep.", "agents.x-k8s.io/", "podsnapshot.gke.io/")
+RESERVED: Final = ("sandkeep.", "sandbox.users.io/sandkeep-", "agents.x-k8s.io/", "podsnapshot.gke.io/")
 """Prefixes of labels that callers cannot give."""
 
 PIDS: Final = "a cluster limits processes by its kubelets' settings alone: leave out pids"

@@ -41,7 +41,7 @@ class PodSnapshotSandboxClient(SandboxClient):
     `snapshot_id` is the name of any PodSnapshot, or a trigger name, which stands for the owner's latest of that name.
     Without it the sandbox begins as the latest ready one of the same owner under a policy that selects its pod, else
     anew; `restored_from` then is the name of the PodSnapshot, or None. The policies have to group by the label
-    ``sandkeep.owner``. `podsnapshot_timeout` limits each checkpoint, restore and deletion, in seconds.
+    ``sandbox.users.io/sandkeep-owner``. `podsnapshot_timeout` limits each checkpoint, restore and deletion, in seconds.
     """
 
     def __init__(

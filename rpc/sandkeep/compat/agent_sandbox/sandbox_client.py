@@ -43,8 +43,9 @@ _ALPHA: Final = "v1alpha1"
 class SandboxClient:
     """A sandbox of a SandboxTemplate, which is claimed when the block begins and deleted when it ends.
 
-    `labels` are for its pod. `owner` is whom it is for, by default this user as ``uid:N``; an application that serves
-    several gives each its own. `api_client` is a configured client of the official library.
+    `labels` are for its pod: those of the template, and others if the cluster allows their domains. `owner` is whom it
+    is for, by default this user as ``uid:N``; an application that serves several gives each its own. `api_client` is a
+    configured client of the official library.
     """
 
     def __init__(
@@ -135,7 +136,9 @@ class SandboxClient:
         return template
 
     def _claim(self, annotations: Mapping[str, str]) -> Object:
-        self._template()
+        have = value_at(self._template(), "spec", "podTemplate", "metadata", "labels")
+        have = have if isinstance(have, Mapping) else {}
+        new_labels = {key: value for key, value in self.labels.items() if have.get(key) != value}
         version, source = self._source()
         self.claim_name = f"sandbox-claim-{secrets.token_hex(4)}"
         body = claim_body(
@@ -143,7 +146,7 @@ class SandboxClient:
             self.claim_name,
             source,
             labels=self._own_labels,
-            pod_labels={**self.labels, OWNER_LABEL: self._own_labels[OWNER_LABEL]},
+            pod_labels={**new_labels, OWNER_LABEL: self._own_labels[OWNER_LABEL]},
             pod_annotations=annotations,
         )
         return self._cluster.create(Resource(EXTENSIONS.name, version, CLAIMS), body)

@@ -17,7 +17,7 @@ from sandkeepd.providers.kubernetes import requests
 from sandkeepd.providers.kubernetes.cluster import PODS, Api, Cluster
 from sandkeepd.providers.kubernetes.watch import Watch
 
-MINE = {"sandkeep.sandbox": "sbx_1", "sandkeep.log": "log_1"}
+MINE = {"sandbox.users.io/sandkeep-sandbox": "sbx_1", "sandbox.users.io/sandkeep-log": "log_1"}
 
 Reply = bytes | Callable[[trio.SocketStream], Awaitable[None]]
 
@@ -231,7 +231,7 @@ EVENTS: dict[str, object] = {
     "a bookmark without a version": event({"metadata": {}}, "BOOKMARK"),
     "an error without a code": event({}, "ERROR"),
     "an error that is a text": event("gone", "ERROR"),
-    "labels that are numbers": event(pod(labels={"sandkeep.sandbox": 1})),
+    "labels that are numbers": event(pod(labels={"sandbox.users.io/sandkeep-sandbox": 1})),
     "a long line": b"x" * 200_000,
     "no end of a line": b'{"type":',
     "depth": b"[" * 200_000 + b"\n",

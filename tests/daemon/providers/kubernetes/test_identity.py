@@ -167,7 +167,7 @@ REPLACEMENTS = {
     "configmaps": (CONFIG_MAPS, {"binaryData": {"keeper": base64.b64encode(b"#!/bin/sh\nenv").decode()}}),
     "networkpolicies": (
         NETWORK_POLICIES,
-        {"spec": {"podSelector": {"matchLabels": {"sandkeep.network": "none"}}, "egress": [{}]}},
+        {"spec": {"podSelector": {"matchLabels": {"sandbox.users.io/sandkeep-network": "none"}}, "egress": [{}]}},
     ),
 }
 

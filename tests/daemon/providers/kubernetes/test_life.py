@@ -12,6 +12,7 @@ from tests.support.kubernetes.images import BUSYBOX, TOOLS
 from tests.support.snapshots import sh
 
 from sandkeep.kubernetes.names import label_value
+from sandkeep.kubernetes.pod_snapshots import OWNER_LABEL
 
 pytestmark = pytest.mark.needs("root")
 
@@ -36,7 +37,7 @@ class House:
 
     def pods(self, **labels: str) -> list[Any]:
         """The pods with these labels, as the official client has them."""
-        selector = ",".join(f"sandkeep.{name}={value}" for name, value in labels.items())
+        selector = ",".join(f"sandbox.users.io/sandkeep-{name}={value}" for name, value in labels.items())
         found: list[Any] = self.api.core.list_namespaced_pod("default", label_selector=selector).items
         return found
 
@@ -63,7 +64,7 @@ def test_a_sandbox_is_a_pod_with_our_labels_limits_and_no_rights(house: House) -
     assert house.sh(box, "echo $WORD $TOKEN; id -u; pwd") == "one hush-8c1f\n1000\n/workspaces\n"
     [pod] = house.pods(sandbox=box)
     owner = house.client.sandbox.get(box).owner
-    assert pod.metadata.labels["sandkeep.owner"] == label_value(owner)
+    assert pod.metadata.labels[OWNER_LABEL] == label_value(owner)
     assert (pod.metadata.labels["team"], pod.metadata.annotations["sandkeep.owner"]) == ("blue", owner)
     container, spec = pod.spec.containers[0], pod.spec
     assert container.resources.limits == {"cpu": "500m", "memory": str(64 << 20)}
@@ -197,7 +198,7 @@ def test_a_claim_on_a_template_whose_container_runs_already(house: House, replic
     house.sh(box, "(sleep 0.2; echo orphan >/tmp/orphan) >/dev/null 2>&1 &")
     until(lambda: house.sh(box, "cat /tmp/orphan 2>/dev/null || true") == "orphan\n")
     [pod] = house.pods(sandbox=box)
-    assert pod.metadata.labels["sandkeep.log"]
+    assert pod.metadata.labels["sandbox.users.io/sandkeep-log"]
     house.daemon.kill()
     house.daemon.start()
     with house.daemon.connect() as client:

@@ -12,6 +12,8 @@ from tests.support.counting import counting
 from tests.support.expect import refused, until
 from tests.support.kubernetes.clients import Clients
 
+from sandkeep.kubernetes.pod_snapshots import OWNER_LABEL
+
 pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("runsc")]
 
 GROUP = "podsnapshot.gke.io"
@@ -19,9 +21,9 @@ POLICY = {
     "apiVersion": f"{GROUP}/v1", "kind": "PodSnapshotPolicy", "metadata": {"name": "policy"},
     "spec": {
         "storageConfigName": "storage",
-        "selector": {"matchExpressions": [{"key": "sandkeep.sandbox", "operator": "Exists"}]},
+        "selector": {"matchExpressions": [{"key": "sandbox.users.io/sandkeep-sandbox", "operator": "Exists"}]},
         "triggerConfig": {"type": "manual", "postCheckpoint": "resume"},
-        "snapshotGroupingRules": {"groupByLabelValue": {"labels": ["sandkeep.owner", "sandkeep.sandbox"]}},
+        "snapshotGroupingRules": {"groupByLabelValue": {"labels": [OWNER_LABEL, "sandbox.users.io/sandkeep-sandbox"]}},
     },
 }  # fmt: skip
 STORAGE = {
@@ -139,13 +141,13 @@ def test_a_pod_that_the_cluster_restored_by_itself_is_refused(house: House) -> N
     """It has the memory of another, since the policy's group has both."""
     box = counted(house)
     comes_to(house, box, 3)
-    grouping = {"spec": {"snapshotGroupingRules": {"groupByLabelValue": {"labels": ["sandkeep.owner"]}}}}
+    grouping = {"spec": {"snapshotGroupingRules": {"groupByLabelValue": {"labels": [OWNER_LABEL]}}}}
     custom = house.api.custom
     custom.patch_namespaced_custom_object(GROUP, "v1", "default", "podsnapshotpolicies", "policy", grouping)
     try:
         checkpoint = house.client.checkpoint.create(box, leave_running=True)
         message = refused("provider_unavailable", house.box).message
-        assert "sandkeep.sandbox" in message
+        assert "sandbox.users.io/sandkeep-sandbox" in message
         house.client.checkpoint.delete(checkpoint.checkpoint_id)
         assert house.sh(house.box(), "echo fresh") == "fresh\n"
     finally:

@@ -13,6 +13,7 @@ from tests.support.kubernetes.cluster import Cluster as Double
 
 from sandkeep.compat.agent_sandbox import ExecutionResult, PodSnapshotSandboxClient
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, StateError
+from sandkeep.kubernetes.pod_snapshots import OWNER_LABEL
 from sandkeep.kubernetes.versions import POD_SNAPSHOTS
 
 pytestmark = pytest.mark.needs("runsc", "bwrap", "busybox")
@@ -44,7 +45,7 @@ def scripted(double: Double) -> Iterator[Double]:
 def workload(resources: Resources, double: Double) -> Resources:
     """A template in gVisor, and a policy that groups by owner."""
     resources.template("template", runtimeClassName="gvisor")
-    policy(resources, POLICY, ["sandkeep.owner"])
+    policy(resources, POLICY, [OWNER_LABEL])
     return resources
 
 
@@ -314,7 +315,7 @@ def test_anothers_is_had_by_its_name_alone(workload: Resources, make: Make) -> N
 def test_the_latest_is_of_a_policy_that_selects_the_pod(workload: Resources, make: Make) -> None:
     with make() as sandbox:
         save(sandbox)
-    with make(labels={"tier": "x"}) as sandbox:
+    with make(labels={"sandbox.users.io/tier": "x"}) as sandbox:
         assert sandbox.restored_from is not None
     workload.template("unlabelled", is_workload=False, runtimeClassName="gvisor")
     with make("unlabelled") as sandbox:
@@ -337,7 +338,7 @@ def test_a_policy_that_mixes_owners_is_refused(resources: Resources, make: Make)
 
 def test_a_warm_pod_makes_room_for_one_that_is_restored(resources: Resources, make: Make) -> None:
     resources.template("template", runtimeClassName="gvisor", pool=1)
-    policy(resources, POLICY, ["sandkeep.owner"])
+    policy(resources, POLICY, [OWNER_LABEL])
     with make() as sandbox:
         sandbox.write("/tmp/state", "kept")
         saved = save(sandbox)

@@ -15,10 +15,14 @@ from sandkeep.compat.agent_sandbox import ExecutionResult, SandboxClient
 from sandkeep.compat.agent_sandbox.cluster import PODS, Cluster
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, StateError
 from sandkeep.kubernetes.names import label_value
+from sandkeep.kubernetes.pod_snapshots import OWNER_LABEL
 
 pytestmark = pytest.mark.needs("bwrap", "busybox")
 
 Make = Callable[..., SandboxClient]
+
+MINE = "sandbox.users.io/mine"
+"""A label of the domain that agent-sandbox allows by default."""
 
 
 @pytest.fixture
@@ -37,7 +41,7 @@ def scripted(double: Double) -> Iterator[Double]:
 
 def test_a_sandbox_for_the_length_of_a_block(resources: Resources, make: Make, cluster: Cluster) -> None:
     resources.template("template")
-    with make(labels={"mine": "yes"}, owner="uid:1000") as sandbox:
+    with make(labels={"app": "workload", MINE: "yes"}, owner="uid:1000") as sandbox:
         assert sandbox.is_ready()
         assert sandbox.run("echo $((6 * 7))") == ExecutionResult("42\n", "", 0)
         sandbox.write("/tmp/file", "text ü")
@@ -45,10 +49,10 @@ def test_a_sandbox_for_the_length_of_a_block(resources: Resources, make: Make, c
         pod = cluster.read(PODS, sandbox.pod_name or "")
         assert pod is not None
         labels = pod["metadata"]["labels"]
-        assert (labels["app"], labels["mine"], labels["sandkeep.owner"]) == ("workload", "yes", label_value("uid:1000"))
+        assert (labels["app"], labels[MINE], labels[OWNER_LABEL]) == ("workload", "yes", label_value("uid:1000"))
         [claim] = resources.claims()
         assert claim["metadata"]["name"] == sandbox.claim_name
-        assert set(claim["metadata"]["labels"]) == {"sandkeep.owner", "sandkeep.session"}
+        assert set(claim["metadata"]["labels"]) == {OWNER_LABEL, "sandkeep.session"}
         assert claim["spec"]["warmPoolRef"] == {"name": "template-pool"}
     assert resources.claims() == []
     assert not sandbox.is_ready()
@@ -107,7 +111,7 @@ def test_what_is_not_there_is_an_error_at_once(make: Make, resources: Resources)
 
 def test_a_terminal_reason_is_an_error_at_once(make: Make, resources: Resources) -> None:
     resources.template("template")
-    with pytest.raises(CallerError, match='label "app" conflicts: template has "workload", claim has "other"'):
+    with pytest.raises(CallerError, match='label "app" must have a domain prefix'):
         make(labels={"app": "other"}).__enter__()
     assert resources.claims() == []
 
