@@ -1,6 +1,8 @@
 """LocalStack's S3, a service that nobody here wrote: a process with a venv of its own, as its dependencies are pinned.
 
-Its tests are recorded from Amazon's service. `scripts/setup` installs it where its Python is; `PYTHON` is that.
+Its tests are recorded from Amazon's service. It lacks that a condition is checked and the request carried out in one
+step: of two completions of uploads to one key both succeeded (4.9.2), so they are taken in turn. `scripts/setup` makes
+the venv, whose interpreter is `PYTHON`.
 """
 
 import os
@@ -12,9 +14,11 @@ from typing import Any, Final, Self
 from tests.support.patience import patient
 
 PYTHON: Final = Path(__file__).parents[2] / ".setup" / "localstack" / "bin" / "python"
-START_S: Final = patient(120.0)
+START_S: Final = patient(300.0)
 
 _PROGRAM: Final = """
+import threading
+
 from localstack.aws.app import LocalstackAwsGateway
 from localstack.aws.serving.werkzeug import CustomWSGIRequestHandler
 from localstack.services.plugins import SERVICE_PLUGINS
@@ -24,7 +28,15 @@ from werkzeug.serving import make_server
 CustomWSGIRequestHandler.protocol_version = "HTTP/1.1"
 CustomWSGIRequestHandler.log_message = lambda *args: None
 application = WsgiGateway(LocalstackAwsGateway(SERVICE_PLUGINS))
-server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=CustomWSGIRequestHandler)
+turn = threading.Lock()
+
+def serve(environ, start_response):
+    if environ["REQUEST_METHOD"] == "GET" or not {"HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH"} & environ.keys():
+        return application(environ, start_response)
+    with turn:
+        return application(environ, start_response)
+
+server = make_server("127.0.0.1", 0, serve, threaded=True, request_handler=CustomWSGIRequestHandler)
 print(server.server_port, flush=True)
 server.serve_forever()
 """

@@ -156,10 +156,19 @@ def _refusal(environ: dict[str, Any], body: bytes, algorithm: str | None) -> _Re
     if len(key.encode()) > 1024:
         return _Refusal(400, "KeyTooLongError")
     if environ["REQUEST_METHOD"] == "PUT":
-        return _refused_content(environ, body)
+        return _ended_upload(environ) or _refused_content(environ, body)
     if environ["REQUEST_METHOD"] == "POST" and "uploadId=" in environ["QUERY_STRING"]:
         return _refused_completion(body.decode(), algorithm)
     return None
+
+
+def _ended_upload(environ: dict[str, Any]) -> _Refusal | None:
+    from moto.core import DEFAULT_ACCOUNT_ID
+    from moto.s3.models import s3_backends
+
+    upload = parse_qs(environ["QUERY_STRING"]).get("uploadId", [""])[0]
+    bucket = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets.get(environ["PATH_INFO"].split("/")[1])
+    return _Refusal(404, "NoSuchUpload") if upload and bucket and upload not in bucket.multiparts else None
 
 
 def _refused_content(environ: dict[str, Any], body: bytes) -> _Refusal | None:
