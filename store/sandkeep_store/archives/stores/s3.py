@@ -12,7 +12,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any
 
-from sandkeep.errors import SandkeepError, SetupError
+from sandkeep.errors import DataError, SandkeepError, SetupError
 from sandkeep_store.archives.stores.retry import PATIENCE_S
 from sandkeep_store.archives.stores.s3_upload import COMPLETE_S, S3Upload
 from sandkeep_store.archives.stores.store import ArchiveStore
@@ -128,6 +128,8 @@ class S3Archives(ArchiveStore):
         condition = {} if generation is None else {"IfMatch": generation}
         try:
             self._remove(path, condition)
+        except DataError:
+            return True  # it was there: an attempt succeeded, and its answer was lost
         except SetupError as error:
             if error.code != "not_supported" or not condition:
                 raise
