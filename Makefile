@@ -22,7 +22,7 @@ DUMP_S = $(shell echo 120 '$(SANDKEEP_TEST_PATIENCE)' | awk '{ print $$1 * $$2 }
 # Compiled modules halve the start of a daemon (640 ms instead of 1,244), of which the tests have a thousand.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test bench check soak vm docs clean setup-demo setup-test install-units
+.PHONY: help demo test bench check check-types check-rest soak vm docs clean setup-demo setup-test install-units
 
 help:
 	@echo "make demo    see Sandkeep do its job, in half a minute"
@@ -50,10 +50,16 @@ test: setup-test
 bench: setup-test
 	@$(BIN)/python -m benches $(ARGS)
 
+# Types take as long as all the rest, which runs beside them.
 check: setup-test
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check-types check-rest
+
+check-types:
+	@$(BIN)/mypy
+
+check-rest:
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@PYTHONPATH=scripts $(BIN)/python -m sandkeep_reference --check docs/reference
 	@$(BIN)/python scripts/build-seccomp --check

@@ -129,8 +129,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(why)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Have each of several processes begin with other files."""
+    report = yield
+    if isinstance(collector, pytest.Directory) and hasattr(collector.config, "workerinput"):
+        report.result = order.rotated(report.result or [], collector.config)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
     """Soaking is asked for by name: `pytest -m soak`. Of several processes, each begins with the longest file left."""
+    if hasattr(config, "workerinput"):
+        items[:] = order.by_file(items)  # before pytest groups them by their parameters
+    yield
     if "soak" not in (config.option.markexpr or ""):
         deep = [item for item in items if item.get_closest_marker("soak")]
         config.hook.pytest_deselected(items=deep)

@@ -258,7 +258,8 @@ class Isolation(Struct, frozen=True, kw_only=True):
 
     `mechanism` isolates (``bubblewrap``, ``none``); `files` is how the image became the sandbox's own (``overlay``,
     ``reflink``, ``copy``); `host_uid` is the uid that its code has on the host; `limits` names the mechanism of each
-    limit; `notes` are sentences on weaknesses.
+    limit; `notes` are sentences on weaknesses. `host_path` is the workspace itself on the host, while this runs, for
+    the daemon's own user and root; links in it lead on the host, and code inside makes them.
     """
 
     mechanism: str
@@ -267,6 +268,7 @@ class Isolation(Struct, frozen=True, kw_only=True):
     workspace: str = "/workspace"
     limits: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    host_path: str | None = None
 
 
 class Sandbox(Struct, frozen=True, kw_only=True):

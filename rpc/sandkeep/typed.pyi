@@ -714,6 +714,7 @@ class AsyncSessionMethods:
     async def list(
         self,
         all: bool = False,
+        newest_first: bool = False,
         after: str | None = None,
         limit: int = 1000,
         *,
@@ -721,7 +722,8 @@ class AsyncSessionMethods:
     ) -> model.SessionList:
         """List sessions.
 
-        `all` adds those that failed or ended.
+        `all` adds those that failed or ended. They come oldest first, unless
+        `newest_first`.
 
         `progress` is called with the messages of a long call.
         """
@@ -810,6 +812,7 @@ class AsyncArtifactMethods:
         sandbox_id: str | None = None,
         session_id: str | None = None,
         all: bool = False,
+        newest_first: bool = False,
         after: str | None = None,
         limit: int = 1000,
         *,
@@ -818,7 +821,7 @@ class AsyncArtifactMethods:
         """List artifacts.
 
         Filters: a sandbox, a session. `all` adds those that failed or were
-        removed.
+        removed. They come oldest first, unless `newest_first`.
 
         `progress` is called with the messages of a long call.
         """
@@ -1322,6 +1325,7 @@ class AsyncBranchMethods:
         takes: dict[str, str] = {},
         labels: dict[str, str] = {},
         secrets: dict[str, str] = {},
+        workspace_only: bool = False,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -1337,6 +1341,10 @@ class AsyncBranchMethods:
         (``fail``), takes the version of the branch `ours`, all versions one
         after the other (``union``), or all between ``markers``. At the paths of
         `takes`, and below them, the version of the branch given there is taken.
+
+        Only workspaces are merged. Sandboxes with a writable root are refused,
+        unless `workspace_only`: outside of its workspace the new one is as
+        their common base then.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -2976,13 +2984,14 @@ class AsyncSandboxArtifacts:
         self,
         session_id: str | AsyncSession | None = None,
         all: bool = False,
+        newest_first: bool = False,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[AsyncArtifact]:
         """List artifacts.
 
         Filters: a sandbox, a session. `all` adds those that failed or were
-        removed.
+        removed. They come oldest first, unless `newest_first`.
 
         `progress` is called with the messages of a long call.
         """
@@ -3352,13 +3361,14 @@ class AsyncArtifacts:
         sandbox_id: str | AsyncSandbox | None = None,
         session_id: str | AsyncSession | None = None,
         all: bool = False,
+        newest_first: bool = False,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[AsyncArtifact]:
         """List artifacts.
 
         Filters: a sandbox, a session. `all` adds those that failed or were
-        removed.
+        removed. They come oldest first, unless `newest_first`.
 
         `progress` is called with the messages of a long call.
         """
@@ -3423,12 +3433,14 @@ class AsyncSessions:
     async def list(
         self,
         all: bool = False,
+        newest_first: bool = False,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[AsyncSession]:
         """List sessions.
 
-        `all` adds those that failed or ended.
+        `all` adds those that failed or ended. They come oldest first, unless
+        `newest_first`.
 
         `progress` is called with the messages of a long call.
         """
@@ -3800,6 +3812,7 @@ class BlockingSessionMethods:
     def list(
         self,
         all: bool = False,
+        newest_first: bool = False,
         after: str | None = None,
         limit: int = 1000,
         *,
@@ -3807,7 +3820,8 @@ class BlockingSessionMethods:
     ) -> model.SessionList:
         """List sessions.
 
-        `all` adds those that failed or ended.
+        `all` adds those that failed or ended. They come oldest first, unless
+        `newest_first`.
 
         `progress` is called with the messages of a long call.
         """
@@ -3891,6 +3905,7 @@ class BlockingArtifactMethods:
         sandbox_id: str | None = None,
         session_id: str | None = None,
         all: bool = False,
+        newest_first: bool = False,
         after: str | None = None,
         limit: int = 1000,
         *,
@@ -3899,7 +3914,7 @@ class BlockingArtifactMethods:
         """List artifacts.
 
         Filters: a sandbox, a session. `all` adds those that failed or were
-        removed.
+        removed. They come oldest first, unless `newest_first`.
 
         `progress` is called with the messages of a long call.
         """
@@ -4403,6 +4418,7 @@ class BlockingBranchMethods:
         takes: dict[str, str] = {},
         labels: dict[str, str] = {},
         secrets: dict[str, str] = {},
+        workspace_only: bool = False,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -4418,6 +4434,10 @@ class BlockingBranchMethods:
         (``fail``), takes the version of the branch `ours`, all versions one
         after the other (``union``), or all between ``markers``. At the paths of
         `takes`, and below them, the version of the branch given there is taken.
+
+        Only workspaces are merged. Sandboxes with a writable root are refused,
+        unless `workspace_only`: outside of its workspace the new one is as
+        their common base then.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -6027,13 +6047,14 @@ class SandboxArtifacts:
         self,
         session_id: str | Session | None = None,
         all: bool = False,
+        newest_first: bool = False,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[Artifact]:
         """List artifacts.
 
         Filters: a sandbox, a session. `all` adds those that failed or were
-        removed.
+        removed. They come oldest first, unless `newest_first`.
 
         `progress` is called with the messages of a long call.
         """
@@ -6393,13 +6414,14 @@ class Artifacts:
         sandbox_id: str | Sandbox | None = None,
         session_id: str | Session | None = None,
         all: bool = False,
+        newest_first: bool = False,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[Artifact]:
         """List artifacts.
 
         Filters: a sandbox, a session. `all` adds those that failed or were
-        removed.
+        removed. They come oldest first, unless `newest_first`.
 
         `progress` is called with the messages of a long call.
         """
@@ -6456,10 +6478,17 @@ class Sessions:
 
         `progress` is called with the messages of a long call.
         """
-    def list(self, all: bool = False, *, progress: Callable[[str], None] | None = None) -> builtins.list[Session]:
+    def list(
+        self,
+        all: bool = False,
+        newest_first: bool = False,
+        *,
+        progress: Callable[[str], None] | None = None,
+    ) -> builtins.list[Session]:
         """List sessions.
 
-        `all` adds those that failed or ended.
+        `all` adds those that failed or ended. They come oldest first, unless
+        `newest_first`.
 
         `progress` is called with the messages of a long call.
         """

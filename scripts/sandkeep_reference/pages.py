@@ -28,7 +28,7 @@ from sandkeep_reference import stubs
 from sandkeep_reference.command import cli_page
 from sandkeep_reference.layout import anchor, item, paragraphs, table, wrap
 from sandkeep_reference.lifecycles import lifecycles_page
-from sandkeepd.http import problems
+from sandkeepd.http import bodies, problems
 from sandkeepd.http.routes import ROWS
 from sandkeepd.http.row import JSON, PREFIX, Row
 
@@ -229,6 +229,8 @@ def _type_link(annotation: Any) -> str:
     kind = next(iter(_structs_in(annotation)), None)
     if kind is not None and issubclass(kind, events.Event):
         return f"[`{kind.type}`](events.md#{anchor(kind.type)})"
+    if kind is not None and kind.__module__ == bodies.__name__:
+        return f"[`{text}`](#{kind.__name__.lower()})"
     return f"[`{text}`](methods.md#{_type_anchor(kind)})" if kind else f"`{text}`"
 
 
@@ -290,14 +292,15 @@ def http_page() -> Iterator[str]:
     yield from ("", *table(("code", "status"), [(code, f"{s.value} {s.phrase}") for code, s in statuses.items()]), "")
     yield from wrap(
         "Besides these: 401 without a valid key, 405 for another method of HTTP, 408 for a body that does not go on, "
-        "413 for one that is too long, and 429 for a key with 256 requests under way. A failed `POST /sessions/` is "
-        "404 if it was to restore a snapshot, else 400; its `code` says why."
+        "413 for one that is too long, 415 for one with a `Content-Encoding`, and 429 for a key with 256 requests "
+        "under way. A failed `POST /sessions/` is 404 if the snapshot cannot be restored with which it was to begin, "
+        "else 400; its `code` says why."
     )
     for row in ROWS:
         yield from _route(row)
     yield from ("", "## Types")
-    bodies = (body for row in ROWS for body in (row.body, row.query, row.answer) if body is not None)
-    for kind in dict.fromkeys(next(_structs_in(body)) for body in bodies):
+    types = (body for row in ROWS for body in (row.body, row.query, row.answer) if body is not None)
+    for kind in dict.fromkeys(next(_structs_in(body)) for body in types):
         if kind.__struct_fields__:
             yield from ("", f"### {kind.__name__}", "", *_prose(kind), "", *_fields(kind))
 

@@ -25,6 +25,7 @@ from sandkeepd.providers.docker import builder
 from sandkeepd.providers.docker.container import SANDBOX_LABEL
 from sandkeepd.providers.docker.engine import Engine
 from sandkeepd.providers.docker.provider import DockerProvider
+from sandkeepd.providers.docker.stream import StreamedRequest
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.parametrize("world", ["docker"], indirect=True)]
 
@@ -370,7 +371,7 @@ async def test_a_name_that_somebody_else_has_is_told_and_left(world: World) -> N
     body = {"Image": world.engine.busybox(), "Cmd": ["sleep", "1000"]}
     world.engine.ask("POST", f"/containers/create?name=sandbox-{sandbox_id}", body)
     plan = world.plan(sandbox_id)
-    with pytest.raises(SandkeepError, match="not ours") as caught:
+    with pytest.raises(SandkeepError, match="not Sandkeep's") as caught:
         await world.provider.create(sandbox_id, world.image_id, world.spec(), {}, plan)
     assert caught.value.code == "conflict"
     await world.provider.terminate(sandbox_id, plan, {})
@@ -432,7 +433,7 @@ async def test_a_build_of_which_the_engine_loses_a_layer_is_begun_again(
     lost = 'unable to find image "sha256:3ea2750b6c781240686548c964955813b1ff1ab1ffa3ec5c3e15da1472e614d1"'
     left = [2]
 
-    class Losing(builder.StreamedRequest):
+    class Losing(StreamedRequest):
         async def run(self, engine: Engine) -> None:
             if left[0] == 0:
                 return await super().run(engine)

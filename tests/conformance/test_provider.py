@@ -1,4 +1,4 @@
-"""What every provider keeps. See `conftest.World` for the kinds; the last test runs all of this as an ordinary user."""
+"""What every provider keeps. `conftest.World` has the kinds; `test_ordinary_user.py` runs all for an ordinary user."""
 
 import json
 import os
@@ -7,7 +7,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +16,6 @@ import trio
 from tests.conformance.conftest import KUBERNETES, World, directory, no_progress, run, sh, start
 from tests.support.expect import DEADLINE_S, until_async
 from tests.support.patience import patient
-from tests.support.users import command_as
 
 from sandkeep.errors import CallerError, ProviderError, SetupError, StateError
 from sandkeep.ids import IMAGE, PROCESS, SANDBOX, new_id
@@ -633,39 +631,3 @@ async def test_adopting_goes_on_where_it_was(world: World) -> None:
     assert (await run(instance, "sh", "-c", 'printf %s "$SHARED"'))[1] == b"kept"
     await world.terminate(sandbox_id)
     assert await world.provider.adopt(sandbox_id, world.spec(), plan, isolation, handle) is None
-
-
-# The same as an ordinary user
-
-
-OTHERS = "plain or docker or (none and not provider) or (gvisor and enemy)"
-ALIKE = (
-    "cannot_be_run or words_and or variable or every_byte or besides_its or nul_and or same_id or hundreds or unreaped"
-    " or whole_group or interrupt or at_once_is_not or input or by_offset or forged"
-)
-"""Tests of the keeper alone. A user's local sandboxes have all of that, and their keeper is the same program."""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="this is the run as an ordinary user")
-@pytest.mark.parametrize(
-    "without",
-    [
-        pytest.param(f"{OTHERS} or speaks_without_end or ((gvisor or none) and provider and ({ALIKE}))", id="few"),
-        pytest.param(OTHERS, marks=pytest.mark.soak, id="all"),
-    ],
-)
-def test_all_of_this_as_an_ordinary_user(without: str) -> None:
-    uid = 30_123
-    with tempfile.TemporaryDirectory(prefix="sandkeep-user-") as base:
-        os.chown(base, uid, uid)
-        suite = [
-            sys.executable, "-B", "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider",
-            "--basetemp", f"{base}/tmp", "-k", f"not ({without})", __file__,
-            *(str(Path(__file__).with_name(f"test_{name}.py")) for name in ("local", "enemy_sandbox", "strays")),
-        ]  # fmt: skip
-        done = subprocess.run(
-            command_as(uid, suite), cwd=Path(__file__).parents[2],
-            env={**os.environ, "HOME": base, "SANDKEEP_REQUIRE": "bwrap"},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -52,21 +52,17 @@ def build(kind: str, project: Path, into: Path) -> Path:
 
 
 class Installation:
-    """A virtual environment with the wheel, and the dependencies of the tests' own."""
+    """A virtual environment with the wheel and the dependencies of the tests' own, and a directory for its daemon."""
 
-    def __init__(self, directory: Path, wheel: Path) -> None:
+    def __init__(self, packages: Path, directory: Path) -> None:
+        self.packages = packages
         self.directory = directory
-        venv.create(directory / "venv", with_pip=False, symlinks=True)
-        self.python = str(directory / "venv" / "bin" / "python")
+        self.python = str(packages.parents[2] / "bin" / "python")
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SANDKEEP_"))},
             STATE_DIR.name: str(directory / "state"), SOCKET.name: str(directory / "socket"),
             "HOME": str(directory), "DOCKER_HOST": f"unix://{directory}/no-docker",
         }  # fmt: skip
-        argv = [sys.executable, "-m", "pip", "--python", self.python, "install", "--quiet", "--no-deps", "--no-index"]
-        subprocess.run([*argv, str(wheel)], check=True, timeout=patient(120), env=self.environment)
-        [self.packages] = (directory / "venv" / "lib").glob("python*/site-packages")
-        (self.packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
 
     def run(self, program: str, *words: str, **options: Any) -> str:
         """Run a program of the installation, and return its output. Raises CalledProcessError."""
@@ -88,18 +84,38 @@ class Installation:
         (self.packages / "blocked.py").write_text(BLOCKED.format(names=set(names)))
         (self.packages / "blocked.pth").write_text("import blocked\n")
 
+    def unblock(self) -> None:
+        """Make all imports work again: other tests share the packages."""
+        (self.packages / "blocked.pth").unlink(missing_ok=True)
+        (self.packages / "blocked.py").unlink(missing_ok=True)
+
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("wheel", ROOT, tmp_path_factory.mktemp("wheel"))
 
 
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
+    """The directory of packages of a virtual environment into which the wheel is installed."""
+    directory = tmp_path_factory.mktemp("installed") / "venv"
+    venv.create(directory, with_pip=False, symlinks=True)
+    python = str(directory / "bin" / "python")
+    argv = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    subprocess.run([*argv, str(wheel)], check=True, timeout=patient(120), env=environment)
+    [packages] = (directory / "lib").glob("python*/site-packages")
+    (packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    return packages
+
+
 @pytest.fixture
-def installation(tmp_path: Path, wheel: Path) -> Iterator[Installation]:
-    made = Installation(tmp_path, wheel)
+def installation(tmp_path: Path, packages: Path) -> Iterator[Installation]:
+    made = Installation(packages, tmp_path)
     yield made
     if (tmp_path / "socket").exists():
         made.run("sandkeep", "daemon", "stop")
+    made.unblock()
 
 
 def test_the_sdist_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:

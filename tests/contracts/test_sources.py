@@ -29,11 +29,11 @@ def rows() -> dict[tuple[str, int], list[str]]:
 
 @cache
 def functions(path: str) -> set[str]:
-    """Return the names of the tests of a file, those in a class as `Class::name`."""
+    """Return the names of the tests of a file, classes of tests, and tests in them as `Class::name`."""
     found = set()
     for node in ast.parse((ROOT / path).read_text()).body:
         if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}::{one.name}" for one in node.body if isinstance(one, _FUNCTIONS)}
+            found |= {node.name} | {f"{node.name}::{one.name}" for one in node.body if isinstance(one, _FUNCTIONS)}
         elif isinstance(node, _FUNCTIONS):
             found.add(node.name)
     return found

@@ -268,6 +268,11 @@ ATTACKS: Final = (
         },
     ),
     Attack(
+        "logins for registries",
+        "in logs and files of daemon and engine",
+        {USER: f"{_FOREIGN}test_a_registry_gives_what_the_callers_own_login_may_have"},
+    ),
+    Attack(
         "containers of others",
         "labels of an image",
         {OUTSIDE: f"{_BUILDS}test_labels_of_an_image_prove_nothing"},
@@ -322,6 +327,7 @@ ATTACKS: Final = (
         "volumes outside of a container's disk",
         {USER: f"{_DOCKER_DISKS}test_what_lies_outside_of_the_disk_is_refused"},
     ),
+    Attack("disk", "interrupted copies of a million files", {USER: OPEN}),
     Attack("disk", "files that no walk sees, default limit", {CODE: OPEN}),
     Attack("disk", "a full host", {CODE: f"{_DISKS}test_nothing_is_lost_on_a_host_whose_disk_is_full"}),
     Attack("disk", "quotas of owners", {USER: f"{_QUOTAS}test_promised_disks", KEY: OPEN}),

@@ -15,7 +15,7 @@ from sandkeepd.api.repeated_commands import RepeatedCommands
 from sandkeepd.core.access import Request, admit
 from sandkeepd.core.call import Call, no_progress
 from sandkeepd.core.core import Core
-from sandkeepd.core.messages import named_progress, with_names
+from sandkeepd.core.messages import named_answer, named_progress, with_names
 from sandkeepd.core.operation import Again, Command, Handle
 
 HandleNow = Callable[[Request[Any]], Any]
@@ -55,7 +55,7 @@ class Dispatch:
         def answer(call: Call) -> Any:
             request = admit(self._core.state, call)
             with with_names(self._core.state, request):
-                return handle(request)
+                return named_answer(self._core.state, request, handle(request))
 
         return answer
 
@@ -68,8 +68,10 @@ class Dispatch:
             working_for(request.owner),
         ):
             if request.command_id is None:
-                return await handle(request)
-            return await self._commands.once(call, request, handle)
+                answer = await handle(request)
+            else:
+                answer = await self._commands.once(call, request, handle)
+            return named_answer(self._core.state, request, answer)
 
     def _admitted(self, call: Call) -> tuple[Request[Any], Handle]:
         """Let a call through, or raise as `admit` does. A command that may be a repeated one is let through although

@@ -150,7 +150,7 @@ class Branches:
             commit = state.commits[asked.commit_id or ""]
             digest = commit.made.provenance if commit.made is not None else None
         if digest is None:
-            message = "it has not been carried out, and brought nothing anywhere"
+            message = "it was not carried out, and changed no files: give one that was"
             raise CallerError("invalid", message, field="merge_id" if asked.merge_id else "commit_id")
         return await in_thread(self._files.record, asked.merge_id or asked.commit_id or "", digest)
 

@@ -138,11 +138,11 @@ class Committing(Creation[CommitState, Commit]):
         try:
             undone = await self._undo(earlier)
         except SandkeepError as error:
-            message = f"an earlier commit was cut off in {target}, and cannot be taken back: {error.message}"
+            message = f"an earlier commit to {target} was interrupted, and cannot be undone: {error.message}"
             raise StateError("conflict", message) from None
         if undone.leftover:
             backups = _backups_in(target, earlier.commit_id)
-            raise StateError("conflict", f"an earlier commit was cut off, and files were changed since: {backups}")
+            raise StateError("conflict", f"an earlier commit was interrupted, and files have changed since: {backups}")
         if earlier.status != "creating":  # else its own order looks at the journal yet
             await in_thread(self._files.forget_journal, earlier.commit_id)
 

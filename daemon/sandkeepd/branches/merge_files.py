@@ -188,7 +188,7 @@ class MergeFiles:
         try:
             opened = os.open(f"{self.place(merge_id)}/{BLOBS}/{sha256}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
-            message = "there is no such version in the conflicts of this merge"
+            message = "there is no such version in the conflicts of this merge: see `branch conflicts`"
             raise CallerError("not_found", message, sha256=sha256) from None
         with open(opened, "rb", buffering=0) as file:
             whole, data = os.fstat(opened).st_size, os.pread(file.fileno(), size, offset)
@@ -288,7 +288,9 @@ class MergeFiles:
             with storage_errors(self.place(commit_id)), self.journal(commit_id) as descriptor:
                 return None if descriptor is None else Journal(descriptor).settled_state()
         except ValueError:
-            message = f"the journal of {commit_id} in the state directory is damaged: look at what it has in the target"
+            message = (
+                f"the journal of {commit_id} in the state directory is damaged: look for its backups in the target"
+            )
             raise DaemonError("internal", message) from None
 
     def forget_journal(self, commit_id: str) -> None:

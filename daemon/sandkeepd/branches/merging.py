@@ -206,8 +206,11 @@ class Merging(Finishing):
             if sandbox in found.values():
                 raise CallerError("invalid", f"sandbox_ids: {name!r} is given twice", field="sandbox_ids")
             found[sandbox.sandbox_id if label in found or label in RESERVED else label] = sandbox
-        if any(sandbox.spec.writable_root for sandbox in found.values()):
-            message = "sandbox_ids: only workspaces are merged, and one has a writable root: fork that instead"
+        if not request.params.workspace_only and any(sandbox.spec.writable_root for sandbox in found.values()):
+            message = (
+                "sandbox_ids: only workspaces are merged, and one has a writable root: fork that instead, or leave out "
+                "what was changed elsewhere by workspace_only"
+            )
             raise SetupError("not_supported", message, field="sandbox_ids")
         for field in ("provider", "owner"):
             if len({getattr(sandbox.requested, field) for sandbox in found.values()}) > 1:

@@ -111,7 +111,7 @@ class Points:
             found = await self.files_of(provider, kept, like)
             if found is not None:
                 return kept.state_id, found
-        message = "these have no base in common of which the files are still there: begin them as branches of one"
+        message = "these have no common base whose files still exist: create branches of one source"
         raise StateError("conflict", message)
 
     @asynccontextmanager

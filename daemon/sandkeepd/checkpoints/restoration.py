@@ -153,7 +153,7 @@ class CheckpointReturn(FileReplacement):
         rules.return_to(sandbox, checkpoint)
         provider = await require_here(core, checkpoint)
         if core.provider(sandbox.requested.provider).replacement is None:
-            message = f"{sandbox.requested.provider} sandboxes are not restored over themselves: make new ones of it"
+            message = f"{sandbox.requested.provider} sandboxes cannot be restored in place: restore it as new sandboxes"
             raise SetupError("not_supported", message, checkpoint_id=checkpoint.checkpoint_id)
         event = events.SandboxRestoreRequested(
             checkpoint_id=checkpoint.checkpoint_id,

@@ -96,7 +96,7 @@ class TimeTravel:
         """Restore a checkpoint, which has the variables and secrets of its processes."""
         if asked.env or asked.secrets:
             field = "env" if asked.env else "secrets"
-            message = f"{field}: what goes on from checkpoint {moment.source_id} has its variables: leave it out"
+            message = f"{field}: what is restored from checkpoint {moment.source_id} keeps its variables: leave it out"
             raise CallerError("invalid", message, field=field)
         command = CheckpointRestore(
             command_id=asked.command_id,
@@ -125,5 +125,5 @@ def time_of(text: str) -> int:
     except ValueError as error:
         raise CallerError("invalid", f"time: {text!r} {error}", field="time") from None
     if time_us > now_us():
-        raise CallerError("invalid", f"time: {text!r} is yet to come: give a moment of the past", field="time")
+        raise CallerError("invalid", f"time: {text!r} is in the future: give a time in the past", field="time")
     return time_us

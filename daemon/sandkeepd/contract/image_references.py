@@ -58,7 +58,7 @@ def parse(text: str, field: str) -> Reference:
     domain, path = _split(found["domain"], found["path"])
     reference = Reference(domain, path, found["tag"], found["digest"])
     if reference.name == OUR_NAME:
-        message = f"{field}: {text!r} is the name of what Sandkeep makes: give the image's id to sandbox.create instead"
+        message = f"{field}: {text!r} is Sandkeep's name for an image: give the image's id to sandbox.create instead"
         raise CallerError("invalid", message, field=field)
     return reference
 

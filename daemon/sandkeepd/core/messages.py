@@ -8,7 +8,10 @@ the object is called so now, and nothing else is. The ids stay in the data of er
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from functools import cache
+from typing import Any, Final, get_args, get_origin
+
+import msgspec
 
 from sandkeep import ids
 from sandkeep.errors import SandkeepError
@@ -21,6 +24,9 @@ from sandkeepd.core.call import Progress
 _KINDS: Final[dict[str, Kind]] = {
     ids.SANDBOX: "sandbox", ids.IMAGE: "image", ids.SNAPSHOT: "snapshot", ids.CHECKPOINT: "checkpoint",
 }  # fmt: skip
+_SENTENCES: Final = frozenset({"error", "handover_error", "note", "suspended_reason", "why"})
+"""Fields of answers that hold a sentence for people."""
+
 _AUTOMATIC: Final = "auto-"
 """Beginning of the names that the daemon gives to snapshots, which say less than ids."""
 
@@ -58,6 +64,36 @@ def named_progress(state: State, request: Request[Any], progress: Progress) -> P
         await progress(_with_names(state, request, message, {}))
 
     return report
+
+
+def named_answer(state: State, request: Request[Any], answer: Any) -> Any:
+    """Return an answer whose sentences, such as the note of a sandbox, say names. Its other fields stay as they are."""
+    if not isinstance(answer, msgspec.Struct):
+        return answer
+    sentences, lists = _named_fields(type(answer))
+    changes: dict[str, Any] = {}
+    for field in sentences:
+        if (text := getattr(answer, field)) and (named := _with_names(state, request, text, {})) != text:
+            changes[field] = named
+    for field in lists:
+        objects = getattr(answer, field)
+        named_objects = [named_answer(state, request, each) for each in objects]
+        if any(new is not old for new, old in zip(named_objects, objects, strict=True)):
+            changes[field] = named_objects
+    return msgspec.structs.replace(answer, **changes) if changes else answer
+
+
+@cache
+def _named_fields(kind: type[msgspec.Struct]) -> tuple[list[str], list[str]]:
+    """Return the fields of an answer that are sentences, and those that are lists of objects which have some."""
+    sentences, lists = [], []
+    for field in msgspec.structs.fields(kind):
+        element = next(iter(get_args(field.type)), None) if get_origin(field.type) is list else None
+        if field.name in _SENTENCES:
+            sentences.append(field.name)
+        elif isinstance(element, type) and issubclass(element, msgspec.Struct) and any(_named_fields(element)):
+            lists.append(field.name)
+    return sentences, lists
 
 
 def _with_names(state: State, request: Request[Any], message: str, replaced: dict[str, str]) -> str:

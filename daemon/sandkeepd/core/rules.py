@@ -217,7 +217,7 @@ def create_snapshot(
             message = f"{field}: the paths are longer than {most} bytes together: name directories above them"
             raise CallerError("invalid", message, field=field)
     if _has_all(command.exclude, root):
-        raise CallerError("invalid", "exclude: that leaves out everything: name what lies below it", field="exclude")
+        raise CallerError("invalid", "exclude: that would exclude everything: give paths below it", field="exclude")
     return events.SnapshotCreateRequested(
         owner=sandbox.owner,
         kind="incremental" if command.incremental or command.parent_id else "full",
@@ -331,7 +331,7 @@ def require_secrets(sandbox: SandboxState, secrets: Container[str]) -> None:
     """Raise `secret_missing` unless all secrets that the sandbox had are there again."""
     missing = [name for name in sandbox.requested.secrets if name not in secrets]
     if missing:
-        message = f"sandbox {sandbox.sandbox_id} had secrets, which are not kept: give {_some(missing)} again"
+        message = f"sandbox {sandbox.sandbox_id} had secrets, which are not stored: give {_some(missing)} again"
         raise StateError("secret_missing", message, sandbox_id=sandbox.sandbox_id, secrets=missing)
 
 
@@ -545,7 +545,7 @@ def _require_small(labels: Mapping[str, str]) -> None:
 
 
 def _too_large(field: str, what: str) -> CallerError:
-    message = f"{field}: {what} larger than {MAX_SPEC_BYTES} bytes: put what is long in a file"
+    message = f"{field}: {what} larger than {MAX_SPEC_BYTES} bytes: put long values into a file"
     return CallerError("invalid", message, field=field)
 
 

@@ -1,4 +1,7 @@
-"""Bodies, queries and answers of the routes of sessions: AstraForge's names, for what `sandkeep.model` has."""
+"""Bodies, queries and answers of the routes of sessions: AstraForge's names, for what `sandkeep.model` has.
+
+As there, unknown keys of a body or a query are ignored, and an optional text that is empty counts as left out.
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -7,24 +10,25 @@ from msgspec import Meta, Struct, field
 from sandkeep.model import (
     Command,
     Environment,
-    FileName,
     Labels,
     Name,
     Path,
     Secrets,
     SessionMode,
-    SessionStatus,
     Timestamp,
 )
-from sandkeep.protocol.methods import Limit, MediaType
+from sandkeep.protocol.methods import Limit
 
-Quantity = Annotated[str, Meta(min_length=1, max_length=32, description="As Kubernetes has it: 500m, 1.5, 512Mi, 2G.")]
+Quantity = Annotated[str, Meta(max_length=32, description="As Kubernetes has it: 500m, 1.5, 512Mi, 2G.")]
 Url = Annotated[str, Meta(max_length=2048)]
 Seconds = Annotated[int, Meta(ge=0, le=31_536_000)]
-ShownStatus = Literal["starting", "ready", "failed", "expired", "terminated"]
+OptionalText = Annotated[str, Meta(max_length=4096)]
+"""Checked by the method, unless it is empty."""
+
+ShownStatus = Literal["starting", "ready", "failed", "terminated"]
 
 
-class SessionBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SessionBody(Struct, frozen=True, kw_only=True):
     """The session to make ready: the one of that `id`, or a new one. What is left out is as it was when the session was
     made ready before; a new one has the `mode` docker, may be idle for 300 s, and lives for 3600 s.
     """
@@ -83,19 +87,19 @@ class SessionView(Struct, frozen=True, kw_only=True):
     artifacts_count: int | None = None
 
 
-class SessionQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    """`all` adds sessions that failed or ended; `after` is the one that the header Link names."""
+class SessionQuery(Struct, frozen=True):
+    """`all` has also sessions that failed or ended; `after` is the one that the header Link names."""
 
-    all: bool = False
+    all: bool = True
     after: Name | None = None
     limit: Limit = 1000
 
 
-class CommandBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CommandBody(Struct, frozen=True, kw_only=True):
     """A command: a list of words, or one text for ``sh -c``."""
 
     command: Command
-    cwd: Path | None = None
+    cwd: OptionalText | None = None
     env: Environment = field(default_factory=dict)
     timeout_sec: Annotated[float, Meta(gt=0, le=31_536_000)] | None = None
     capture_stdout: bool = True
@@ -117,7 +121,7 @@ class CommandOutcome(Struct, frozen=True, kw_only=True):
     error: str | None
 
 
-class UploadBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class UploadBody(Struct, frozen=True, kw_only=True):
     """A small file, as text or base64. Directories that are missing are made."""
 
     path: Path
@@ -126,26 +130,31 @@ class UploadBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Uploaded(Struct, frozen=True, kw_only=True):
-    """A file that was written."""
+    """A file that was written, or the reason why not. `exit_code` is that of a command that writes it: 0, or 1 if
+    `stderr` says why the file cannot be written.
+    """
 
     path: str
     size_bytes: int
+    exit_code: int = 0
+    stdout: str = ""
+    stderr: str = ""
 
 
-class UploadQuery(Struct, frozen=True, forbid_unknown_fields=True):
+class UploadQuery(Struct, frozen=True):
     """The file to write; a path that is not absolute begins at the session's working directory."""
 
     path: Path
 
 
-class ContentQuery(Struct, frozen=True, forbid_unknown_fields=True):
+class ContentQuery(Struct, frozen=True):
     """The file to read, and the name to suggest for it."""
 
     path: Path
     filename: Annotated[str, Meta(max_length=1024)] | None = None
 
 
-class SnapshotBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SnapshotBody(Struct, frozen=True, kw_only=True):
     """The files to take: those at or below `include_paths`, by default all, without `exclude_paths`. Paths that are not
     absolute begin at the workspace.
     """
@@ -170,12 +179,12 @@ class SnapshotView(Struct, frozen=True, kw_only=True):
     digest: str | None
 
 
-class ExportBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ExportBody(Struct, frozen=True, kw_only=True):
     """The file or directory to export; a directory becomes a ``tar.gz``. What is left out is guessed by `path`."""
 
     path: Path
-    filename: FileName | None = None
-    content_type: MediaType | None = None
+    filename: OptionalText | None = None
+    content_type: OptionalText | None = None
 
 
 class ArtifactView(Struct, frozen=True, kw_only=True):
@@ -197,18 +206,32 @@ class ArtifactView(Struct, frozen=True, kw_only=True):
     content: bytes | None
 
 
-class ListQuery(Struct, frozen=True, forbid_unknown_fields=True):
+class ListQuery(Struct, frozen=True):
     """One page; `after` is the one that the header Link names."""
 
     after: Name | None = None
     limit: Limit = 1000
 
 
+class Snapshots(Struct, frozen=True, kw_only=True):
+    """The snapshots of a session, newest first."""
+
+    session_id: str
+    snapshots: list[SnapshotView]
+
+
+class Artifacts(Struct, frozen=True, kw_only=True):
+    """The artifacts of a session, newest first."""
+
+    session_id: str
+    artifacts: list[ArtifactView]
+
+
 class DebugConnection(Struct, frozen=True, kw_only=True):
     """The way of an administrator of the machine to the sandbox. `command` opens a shell in it."""
 
     id: str
-    status: SessionStatus
+    status: Literal["ready", "not_ready"]
     provider: str | None
     ref: str | None
     sandbox_id: str | None

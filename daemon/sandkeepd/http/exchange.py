@@ -112,6 +112,14 @@ def values_of(scope: Scope, name: bytes) -> list[str]:
     return [value.decode("latin-1") for header, value in scope["headers"] if header == name]
 
 
+def require_identity(scope: Scope) -> None:
+    """Refuse a compressed body: it would be taken for what it stands for. Raises `RefusedError`."""
+    for coding in values_of(scope, b"content-encoding"):
+        if coding.strip().lower() != "identity":
+            message = f"Content-Encoding {coding[:80]!r} is not supported: send the body as it is, without the header"
+            raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, CallerError("invalid", message))
+
+
 def authenticate(scope: Scope, keys: Keys) -> Peer:
     """Return the peer of a request, by its API key. Raises `RefusedError`."""
     given = values_of(scope, b"x-api-key")

@@ -9,7 +9,7 @@ import fcntl
 import os
 from collections.abc import Sequence
 from functools import partial
-from posixpath import basename
+from posixpath import basename, dirname
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -39,7 +39,12 @@ _TRANSFER: Final = "htt"
 
 
 async def upload(gateway: Gateway, row: Row, asked: Asked) -> None:
-    """Write the body to a file."""
+    """Write the body to a file, and make the directories above it."""
+    directory = dirname(asked.query.path)
+    if directory.strip("/"):
+        # Whether that worked is seen by the copy, which names the path. The request's key is that of the copy.
+        making = {"command": ["mkdir", "-p", "--", directory], "timeout_s": UNTAKEN_S, "command_id": new_id(_TRANSFER)}
+        await gateway.call(asked, "sandbox.exec", {"sandbox_id": asked.id, **making}, is_read=False)
     transfer = {"sandbox_id": asked.id, "transfer_id": new_id(_TRANSFER)}
     pipe = CopyPipe()
 
@@ -62,7 +67,7 @@ async def _receive(asked: Asked, pipe: trio.lowlevel.FdStream) -> None:
             with trio.fail_after(UNTAKEN_S):
                 await pipe.send_all(piece)
     except trio.TooSlowError:
-        message = f"the sandbox took nothing of the file for {UNTAKEN_S:g} s: look at its processes, and send it again"
+        message = f"the sandbox read nothing of the file for {UNTAKEN_S:g} s: check its processes, then send it again"
         raise StateError("timeout", message) from None
     except trio.BrokenResourceError:
         await trio.sleep_forever()  # the copy has failed, and is about to say why

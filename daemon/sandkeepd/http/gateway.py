@@ -29,6 +29,7 @@ from sandkeepd.http.exchange import (
     authenticate,
     parse_query,
     read_body,
+    require_identity,
 )
 from sandkeepd.http.keys import Keys
 from sandkeepd.http.problems import RefusedError
@@ -86,11 +87,13 @@ class Gateway:
             scope["path"] = f"{path}/"
         await self._starlette(scope, receive, send)
 
-    async def call(self, asked: Asked, name: str, values: Mapping[str, Any], give: Give = cannot_give) -> Any:
+    async def call(
+        self, asked: Asked, name: str, values: Mapping[str, Any], give: Give = cannot_give, *, is_read: bool = True
+    ) -> Any:
         """Call a method for a request, as the socket would, and return its answer. Raises SandkeepError.
 
-        A call that changes something goes on when the client leaves; another one is its caller's to cancel. Raises
-        ClientLeftError.
+        A call that changes something goes on when the client leaves; another one is its caller's to cancel. Unless the
+        request `is_read` to its end, nobody sees that the client has left. Raises ClientLeftError.
         """
         route = self._routes[name]
         given = self.params(asked, route.method.params, values)
@@ -104,7 +107,7 @@ class Gateway:
         errand = self._begin(asked, call)
         asked.connection.lasting += 1
         try:
-            await while_there(asked, errand.done.wait)
+            await (while_there(asked, errand.done.wait) if is_read else errand.done.wait())
         finally:
             asked.connection.lasting -= 1
         return errand.answer()
@@ -136,7 +139,7 @@ class Gateway:
         """Return the parameters of a method. Raises `invalid`, naming the field."""
         command_id = asked.header(b"idempotency-key")
         if command_id is not None and issubclass(wanted, Mutation):
-            values = {**values, "command_id": command_id}
+            values = {"command_id": command_id, **values}
         try:
             return msgspec.convert(values, wanted)
         except (msgspec.ValidationError, RecursionError) as error:
@@ -231,6 +234,7 @@ class _Endpoint:
         try:
             asked.id = asked.scope.get("path_params", {}).get("id", "")
             asked.query = parse_query(asked.scope, row.query)
+            require_identity(asked.scope)
             if row.verb != "GET" and not row.streams:
                 asked.body = await read_body(asked, row.body)
             if row.serve is not None:
@@ -294,6 +298,8 @@ def _failure(error: Exception, row: Row, asked: Asked | None) -> tuple[SandkeepE
 async def _send_problem(send: Send, error: SandkeepError, status: HTTPStatus, headers: Headers = ()) -> None:
     if status is HTTPStatus.UNAUTHORIZED:
         headers = [*headers, _CHALLENGE]
+    if status is HTTPStatus.UNSUPPORTED_MEDIA_TYPE:
+        headers = [*headers, (b"accept-encoding", b"identity")]
     document = problems.document(error, status)
     headers = [*headers, (b"content-type", problems.MEDIA_TYPE.encode()), (b"content-length", b"%d" % len(document))]
     await send({"type": "http.response.start", "status": status.value, "headers": headers})

@@ -109,5 +109,7 @@ def _problems(row: Row, schema_of: Mapping[str, Any]) -> dict[str, Any]:
     statuses = {*_ALWAYS, *row.problems}
     if row.body is not None:
         statuses |= {408, 413}
+    if row.verb != "GET":
+        statuses |= {415}
     content = {MEDIA_TYPE: {"schema": schema_of[_key(Problem)]}}
     return {str(status): {"description": HTTPStatus(status).phrase, "content": content} for status in sorted(statuses)}

@@ -17,7 +17,7 @@ JSON: Final = "application/json"
 Values = dict[str, Any]
 
 
-class NoQuery(Struct, frozen=True, forbid_unknown_fields=True):
+class NoQuery(Struct, frozen=True):
     """A route without a query."""
 
 

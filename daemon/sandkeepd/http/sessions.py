@@ -13,6 +13,7 @@ from sandkeep.model import (
     Artifact,
     ArtifactList,
     ExecResult,
+    FileWritten,
     SandboxStatsList,
     Session,
     SessionEnsured,
@@ -20,13 +21,16 @@ from sandkeep.model import (
 )
 from sandkeepd.http import quantities, views
 from sandkeepd.http.bodies import (
+    Artifacts,
     CommandBody,
     ExportBody,
     ListQuery,
     SessionBody,
     SessionQuery,
     SnapshotBody,
+    Snapshots,
     UploadBody,
+    Uploaded,
 )
 from sandkeepd.http.exchange import Asked, Headers, Reply
 from sandkeepd.http.gateway import Gateway
@@ -37,7 +41,8 @@ LEAST_LIFETIME_S: Final = 300
 INLINE_BYTES: Final = 64 * 1024
 """Maximum size of an artifact whose bytes are in the answer to its export."""
 
-_NOT_RESTORED: Final = ("not_found", "snapshot_missing", "snapshot_corrupt", "snapshot_not_ready")
+_UNUSABLE: Final = ("snapshot_missing", "snapshot_corrupt")
+_NOT_RESTORED: Final = (*_UNUSABLE, "not_found", "snapshot_not_ready")
 
 
 # -- making ready -----------------------------------------------------------------------------------------------------
@@ -66,7 +71,7 @@ def _seconds(field: str, seconds: int | None, least: int) -> int | None:
 def _ensured(body: SessionBody) -> Values:
     """Return the parameters: no more than the body has, so that a repeated request has the same ones."""
     metadata = dict(body.metadata)
-    if body.workspace_uid is not None:
+    if body.workspace_uid:
         metadata[views.WORKSPACE_UID] = body.workspace_uid
     values = {
         "id": body.id,
@@ -89,16 +94,18 @@ def _ensured(body: SessionBody) -> Values:
 
 def _quantity(field: str, text: str | None, parse: Callable[[str], float]) -> float | None:
     try:
-        return None if text is None else parse(text)
+        return parse(text) if text else None
     except ValueError as error:
         raise CallerError("invalid", f"{field}: {error}", field=field) from None
 
 
 def ensure_problem(asked: Asked, error: SandkeepError) -> int | None:
-    """Return the status of a failed creation: 404 if the snapshot that was to be restored cannot be, else 400."""
+    """Return the status of a failed creation: 404 if the snapshot that was to be restored cannot be, whether the
+    request names it or the session had it last; else 400.
+    """
     if error.code in ("invalid", "permission_denied", "conflict", "internal") or asked.body is None:
         return None
-    return 404 if asked.body.restore_snapshot_id is not None and error.code in _NOT_RESTORED else 400
+    return 404 if error.code in (_UNUSABLE if asked.body.restore_snapshot_id is None else _NOT_RESTORED) else 400
 
 
 # -- sessions ---------------------------------------------------------------------------------------------------------
@@ -119,11 +126,11 @@ async def session(gateway: Gateway, row: Row, asked: Asked) -> None:
 def list_params(asked: Asked) -> Values:
     """Return the parameters of a list of sessions."""
     query: SessionQuery = asked.query
-    return {"all": query.all, "after": query.after, "limit": query.limit}
+    return {"all": query.all, "newest_first": True, "after": query.after, "limit": query.limit}
 
 
 def list_reply(asked: Asked, found: SessionList) -> Reply:
-    """Reply a list of sessions; a header says where it goes on."""
+    """Reply a list of sessions, newest first; a header says where it goes on."""
     query: SessionQuery = asked.query
     more = f"all={'true' if query.all else 'false'}&"
     return Reply(200, [views.session(each) for each in found.sessions], _link(views.SESSIONS, found.next, query, more))
@@ -149,7 +156,7 @@ def command_params(asked: Asked) -> Values:
     """Return the parameters of a command."""
     body: CommandBody = asked.body
     optional = {"working_dir": body.cwd, "timeout_s": body.timeout_sec}
-    given = {name: value for name, value in optional.items() if value is not None}
+    given = {name: value for name, value in optional.items() if value}
     return {"sandbox_id": asked.id, "command": body.command, "env": body.env, **given}
 
 
@@ -160,14 +167,29 @@ def command_reply(asked: Asked, found: ExecResult) -> Reply:
 
 
 def upload_params(asked: Asked) -> Values:
-    """Return the parameters of a small file. Raises `invalid` for what is not base64."""
+    """Return the parameters of a small file. Raises `invalid` for what is not base64, which may have line breaks."""
     body: UploadBody = asked.body
     try:
         is_text = body.encoding == "utf-8"
-        data = body.content.encode() if is_text else base64.b64decode(body.content, validate=True)
+        data = body.content.encode() if is_text else base64.b64decode("".join(body.content.split()), validate=True)
     except (binascii.Error, ValueError):
         raise CallerError("invalid", "content: must be base64, as `encoding` says", field="content") from None
     return {"sandbox_id": asked.id, "path": body.path, "data": data, "parents": True}
+
+
+async def upload(gateway: Gateway, row: Row, asked: Asked) -> None:
+    """Write a small file. One that cannot be written is answered as a command that fails, which tools show to their
+    agents.
+    """
+    body: UploadBody = asked.body
+    try:
+        written: FileWritten = await gateway.call(asked, row.operation, upload_params(asked))
+        shown = views.uploaded(written)
+    except SandkeepError as error:
+        if error.code != "disk_limit" and error.data.get("field") != "path":
+            raise
+        shown = Uploaded(path=body.path, size_bytes=0, exit_code=1, stderr=f"{error.message}\n")
+    await asked.reply(Reply(200, shown))
 
 
 # -- artifacts --------------------------------------------------------------------------------------------------------
@@ -177,7 +199,7 @@ def export_params(asked: Asked) -> Values:
     """Return the parameters of an export."""
     body: ExportBody = asked.body
     given = {"name": body.filename, "media_type": body.content_type}
-    optional = {name: value for name, value in given.items() if value is not None}
+    optional = {name: value for name, value in given.items() if value}
     return {"sandbox_id": asked.id, "path": body.path, "inline_bytes": INLINE_BYTES, **optional}
 
 
@@ -190,13 +212,14 @@ def export_reply(asked: Asked, found: Artifact) -> Reply:
 def artifacts_params(asked: Asked) -> Values:
     """Return the parameters of a list of artifacts."""
     query: ListQuery = asked.query
-    return {"session_id": asked.id, "after": query.after, "limit": query.limit}
+    return {"session_id": asked.id, "newest_first": True, "after": query.after, "limit": query.limit}
 
 
 def artifacts_reply(asked: Asked, found: ArtifactList) -> Reply:
-    """Reply a list of artifacts; a header says where it goes on."""
+    """Reply a list of artifacts, newest first; a header says where it goes on."""
     headers = _link(f"{views.SESSIONS}{asked.id}/artifacts/", found.next, asked.query)
-    return Reply(200, [views.artifact(asked.id, each) for each in found.artifacts], headers)
+    artifacts = [views.artifact(asked.id, each) for each in found.artifacts]
+    return Reply(200, Artifacts(session_id=asked.id, artifacts=artifacts), headers)
 
 
 # -- snapshots --------------------------------------------------------------------------------------------------------
@@ -210,12 +233,13 @@ def snapshot_params(asked: Asked) -> Values:
 
 
 async def snapshots(gateway: Gateway, row: Row, asked: Asked) -> None:
-    """Answer the snapshots of a session, of all the sandboxes that it had."""
+    """Answer the snapshots of a session, of all the sandboxes that it had, newest first."""
     query: ListQuery = asked.query
     session: Session = await gateway.call(asked, row.operation, {"session_id": asked.id})
-    ids = [each for each in session.snapshot_ids if query.after is None or each > query.after]
+    ids = [each for each in reversed(session.snapshot_ids) if query.after is None or each < query.after]
     page = ids[: query.limit]
     found = [await gateway.call(asked, "snapshot.get", {"snapshot_id": each}) for each in page]
     following = page[-1] if len(ids) > len(page) else None
     headers = _link(f"{views.SESSIONS}{asked.id}/snapshots/", following, query)
-    await asked.reply(Reply(200, [views.snapshot(each) for each in found], headers))
+    shown = Snapshots(session_id=asked.id, snapshots=[views.snapshot(each) for each in found])
+    await asked.reply(Reply(200, shown, headers))

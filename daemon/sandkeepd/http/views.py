@@ -5,7 +5,15 @@ from typing import Any, Final
 
 from sandkeep.model import TIMED_OUT, Artifact, Copied, ExecResult, FileWritten, Session, Snapshot
 from sandkeepd.http import quantities
-from sandkeepd.http.bodies import ArtifactView, CommandOutcome, DebugConnection, SessionView, SnapshotView, Uploaded
+from sandkeepd.http.bodies import (
+    ArtifactView,
+    CommandOutcome,
+    DebugConnection,
+    SessionView,
+    ShownStatus,
+    SnapshotView,
+    Uploaded,
+)
 from sandkeepd.http.row import PREFIX
 
 SESSIONS: Final = "/sessions/"
@@ -16,6 +24,8 @@ LABEL: Final = "label"
 """The label of a snapshot that has the words with which it was made."""
 
 _NO_EXIT_CODE: Final = 125
+_STATUSES: Final[dict[str, ShownStatus]] = {"starting": "starting", "ready": "ready", "failed": "failed"}
+"""Statuses by those of a session: the others are ends."""
 
 
 def path_of(session_id: str) -> str:
@@ -24,7 +34,9 @@ def path_of(session_id: str) -> str:
 
 
 def session(found: Session) -> SessionView:
-    """Show a session. One whose sandbox is being ended is over for its user."""
+    """Show a session, in AstraForge's statuses. One that ended for a limit of time is terminated, with the reason in
+    its metadata, and so is one whose sandbox is being ended: its next use waits for that.
+    """
     spec, sandbox = found.spec, found.spec.sandbox
     own = dict(spec.metadata)
     workspace_uid = own.pop(WORKSPACE_UID, None)
@@ -38,7 +50,7 @@ def session(found: Session) -> SessionView:
         memory=quantities.shown_size(sandbox.memory_bytes),
         ephemeral_storage=quantities.shown_size(sandbox.disk_bytes),
         restore_snapshot_id=found.restored_from,
-        status="terminated" if found.status == "stopping" else found.status,
+        status=_STATUSES.get(found.status, "terminated"),
         ref=found.ref,
         control_endpoint=path_of(found.session_id),
         workspace_path=found.workspace_path,
@@ -53,7 +65,7 @@ def session(found: Session) -> SessionView:
         error_message=found.error or "",
         error_code=found.error_code,
         metadata={**own, **{name: value for name, value in shown.items() if value is not None}},
-        snapshot_ids=found.snapshot_ids,
+        snapshot_ids=found.snapshot_ids[::-1],
         created_at=found.created_at,
         updated_at=max(time for time in times if time is not None),
         sandbox_id=found.sandbox_id,
@@ -65,7 +77,7 @@ def debug_connection(found: Session) -> DebugConnection:
     """Show how an administrator reaches a session's sandbox."""
     return DebugConnection(
         id=found.session_id,
-        status=found.status,
+        status="ready" if found.status == "ready" else "not_ready",
         provider=found.provider,
         ref=found.ref,
         sandbox_id=found.sandbox_id,

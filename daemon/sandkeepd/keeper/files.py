@@ -210,7 +210,7 @@ async def _run(
         if code != 0:
             raise failure(stderr, code, path)
         return stdout
-    message = f"{display(path)}: no answer from the sandbox within {DEADLINE_S:g} s: see if its code holds it up"
+    message = f"{display(path)}: no answer from the sandbox within {DEADLINE_S:g} s: its code may block it"
     raise ProviderError("provider_unavailable", message)
 
 

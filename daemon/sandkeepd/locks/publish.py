@@ -101,7 +101,7 @@ class Publisher:
         """
         async with self._writing:
             if sandbox_id in self._core.withheld:
-                message = f"sandbox {sandbox_id} had lost its lock, and does not go on yet: try again in a moment"
+                message = f"sandbox {sandbox_id} lost its lock, and is not ready yet: try again in a moment"
                 raise StateError("not_ready", message, sandbox_id=sandbox_id)
             self._dirty.pop(sandbox_id, None)
             try:

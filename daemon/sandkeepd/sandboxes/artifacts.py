@@ -200,7 +200,9 @@ class Artifacts:
         """List the caller's artifacts; an administrator sees all."""
         query = request.params
         mine = (a for a in self._known.values() if request.sees(a.owner) and _matches(a, query))
-        found, following = page(mine, lambda artifact: artifact.artifact_id, query.after, query.limit)
+        found, following = page(
+            mine, lambda artifact: artifact.artifact_id, query.after, query.limit, backwards=query.newest_first
+        )
         return ArtifactList(artifacts=[self._shown.view(artifact) for artifact in found], next=following)
 
     async def remove(self, request: Request[ArtifactRemove]) -> Artifact:

@@ -51,7 +51,7 @@ class SandboxChange(Operation[SandboxState, Sandbox]):
         if not isinstance(event, events.SandboxSuspendRequested):
             rules.require_lock(self.core.state, sandbox)
             if sandbox.sandbox_id in self.core.withheld:
-                raise rules.not_ready(sandbox, "had lost its lock, and does not go on yet: try again in a moment")
+                raise rules.not_ready(sandbox, "lost its lock, and is not ready yet: try again in a moment")
         if not rules.may(sandbox, event.type):
             return False
         new = NewEvent(sandbox.sandbox_id, event, sandbox.sandbox_id, sandbox.revision)

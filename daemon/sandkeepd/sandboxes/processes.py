@@ -275,7 +275,7 @@ class Processes:
 def _unknown_input(process: ProcessState, past: CommandProgress) -> StateError:
     message = (
         f"the daemon stopped while it wrote to process {process.name!r}: of the {past.trying} bytes after the first "
-        f"{past.taken} nobody knows how many it took; see what it made of them, then write the rest by a new command"
+        f"{past.taken} it is unknown how many it took; check the process, then write the rest with a new command"
     )
     return StateError("conflict", message, written_bytes=past.taken, uncertain_bytes=past.trying)
 

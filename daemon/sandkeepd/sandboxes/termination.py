@@ -127,7 +127,7 @@ class Termination(Removal[SandboxState, Sandbox]):
         except Exception as unforeseen:  # noqa: BLE001  # the disk that refuses the record may refuse this, too
             error = as_sandkeep_error(unforeseen)
             logger.warning("cannot clear away a sandbox", extra={"sandbox_id": order.stream, "why": error.message})
-            outcome = f"what ran in sandbox {order.stream} is ended as far as that can be ({error.message})"
+            outcome = f"what ran in sandbox {order.stream} could not be ended completely ({error.message})"
         if not core.problems and order.stream not in self.unrecorded:
             self.unrecorded.add(order.stream)
             core.start_task(partial(self._record_end, order, reason, meta), f"record of the end of {order.stream}")

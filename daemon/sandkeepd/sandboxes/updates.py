@@ -132,7 +132,7 @@ def _change(asked: SandboxUpdate) -> LimitChange:
     """Return the requested change. Raises `invalid` for none, and `not_supported` for one that no provider can make."""
     change = LimitChange(cpus=asked.cpus, memory_bytes=asked.memory_bytes, pids=asked.pids, disk_bytes=asked.disk_bytes)
     if asked.network is not None:
-        message = "network: a sandbox has its network from its start on: snapshot it, and create another from that"
+        message = "network: the network of a sandbox cannot be changed: snapshot it, and create another from that"
         raise SetupError("not_supported", message, field="network")
     if change == LimitChange():
         raise CallerError("invalid", "give a limit to change: cpus, memory_bytes, pids or disk_bytes")

@@ -88,7 +88,9 @@ class Sessions:
             for session in self._core.state.sessions.values()
             if request.sees(session.owner) and (query.all or session.status_with(self._sandbox(session)) not in over)
         )
-        found, following = page(shown, lambda session: session.key, query.after, query.limit)
+        found, following = page(
+            shown, lambda session: session.key, query.after, query.limit, backwards=query.newest_first
+        )
         return SessionList(sessions=[self.view(session) for session in found], next=following)
 
     def heartbeat_now(self, request: Request[SessionRef]) -> Session:
@@ -281,7 +283,7 @@ class Sessions:
         """Raise `conflict` if another sandbox of the owner has the name that the session's will have."""
         named = self._core.state.sandbox_named(owner, session_id)
         if named is not None and not named.hidden and named.spec.session_id != session_id:
-            message = f"you have a sandbox called {session_id!r}, which is of no session: choose another id"
+            message = f"you have a sandbox called {session_id!r}, which belongs to no session: choose another id"
             raise StateError("conflict", message, session_id=session_id)
 
     async def _image_id(self, request: Request[Any], image: str, mode: SessionMode | None) -> str:

@@ -217,7 +217,7 @@ class Attachment:
 
     async def _image(self, request: Request[SandboxAttachShared], shared: Shared, provider: Provider) -> str:
         if shared.image is None:
-            raise DataError("snapshot_corrupt", "the metadata of the shared sandbox does not tell its image")
+            raise DataError("snapshot_corrupt", "the metadata of the shared sandbox does not name its image")
         return await self._images.find(request, shared.image, provider)
 
     async def _restore(
@@ -342,7 +342,7 @@ class Attachment:
                 continue  # the lock's own store tells soon enough
             refused = found.shared.refused if found is not None and found.shared is not None else None
             if refused is not None and refused.waiter == owner_id:
-                message = f"the daemon that has the shared sandbox {name!r} keeps it: {refused.message}"
+                message = f"the daemon that has the shared sandbox {name!r} did not hand it over: {refused.message}"
                 return error_from("conflict", message, {"gcs_sandbox_id": name, "cause": refused.code})
 
 
@@ -388,7 +388,7 @@ def _checked_spec(request: Request[Any], shared: Shared) -> SandboxSpec:
         check_allowed(vouched, METHODS["sandbox.create"], command)
         check_volumes(vouched, command.volumes)
     except CallerError as error:
-        message = f"the metadata of the shared sandbox asks for what only administrators may give: {error.message}"
+        message = f"the metadata of the shared sandbox requests what only administrators may grant: {error.message}"
         remedy = "if you know who made it, attach with allow_host"
         raise CallerError("permission_denied", f"{message}; {remedy}", **error.data) from None
     checked = rules.sandbox_spec(command, network=spec.network, memory_bytes=spec.memory_bytes)
@@ -402,7 +402,7 @@ def _require_secrets(shared: Shared, given: dict[str, str]) -> None:
     """Raise `secret_missing` unless all secrets that the sandbox had are there again."""
     missing = [name for name in shared.secrets if name not in given]
     if missing:
-        message = f"the shared sandbox had secrets, which are not kept: give {', '.join(missing[:3])} again"
+        message = f"the shared sandbox had secrets, which are not stored: give {', '.join(missing[:3])} again"
         raise StateError("secret_missing", message, secrets=missing)
 
 

@@ -65,7 +65,7 @@ class SharedImageCreation(ImageCreation):
                 with trio.CancelScope(shield=True), suppress(SandkeepError):
                     await provider.discard_layers([name])
         if made.digest != wanted.digest:
-            raise DataError("snapshot_corrupt", f"{place} is damaged: it is not the image that it is called by")
+            raise DataError("snapshot_corrupt", f"{place} is damaged: its content does not match its name")
         await self.charge_image(order, made.size_bytes)
         created = events.ImageCreated(
             digest=made.digest, size_bytes=made.size_bytes, file_count=made.file_count, details=made.details
@@ -120,7 +120,7 @@ class SharedImages:
             command = ImageCreate(source=wanted.source, provider=provider.name)
             found: Image = await self._images.create(part_of_request(request, "image.create", command))
             if found.digest != wanted.digest:
-                message = f"{wanted.source} has other content now than the image of which the sandbox was made"
+                message = f"{wanted.source} no longer has the content of the sandbox's image"
                 raise DataError("snapshot_corrupt", f"{message}: make that image here, and attach again")
             return found.image_id
         if wanted.path is None:

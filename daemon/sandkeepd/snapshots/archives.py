@@ -17,7 +17,7 @@ from typing import Final, TypeVar, TypeVarTuple
 import trio
 
 from sandkeep import failpoints, model
-from sandkeep.errors import DaemonError, DataError, ProviderError, SandkeepError
+from sandkeep.errors import DaemonError, DataError, ProviderError, SandkeepError, error_from
 from sandkeep_store.archives.stores import copy
 from sandkeep_store.archives.stores.choice import restore_order
 from sandkeep_store.archives.stores.directory import DirectoryArchives, DirectoryUpload
@@ -213,7 +213,10 @@ class SnapshotArchives:
                 left.discard(place)
                 raise
 
-        return await first_whole([partial(attempt, place) for place in places], HEAD_START_S)
+        try:
+            return await first_whole([partial(attempt, place) for place in places], HEAD_START_S)
+        except SandkeepError as error:
+            raise _for_users(error, snapshot.snapshot_id) from None
 
     async def remove(self, places: Iterable[model.Place]) -> None:
         """Remove archives. Safe to repeat. Raises `provider_unavailable`, naming the `engine` that has to answer."""
@@ -224,6 +227,15 @@ class SnapshotArchives:
                 raise
             except SandkeepError as error:
                 raise ProviderError("provider_unavailable", error.message, engine=place.base) from None
+
+
+def _for_users(error: SandkeepError, snapshot_id: str) -> SandkeepError:
+    """Return the error of an archive without its place: the log has that, and paths of the host are the host's."""
+    place = error.data.get("place")
+    if not isinstance(place, str):
+        return error
+    message = error.message.replace(place, f"archive of snapshot {snapshot_id}")
+    return error_from(error.code, message, {"snapshot_id": snapshot_id})
 
 
 async def _nobody(sandbox_id: str) -> None:

@@ -47,7 +47,7 @@ class Intake:
             await trio.lowlevel.wait_readable(self._source)
         if self._size != self._expected:
             came = "more" if self._size > self._expected else self._size
-            message = f"the archive was to be {self._expected} bytes long, and {came} came: send it again"
+            message = f"the archive was announced with {self._expected} bytes, and {came} arrived: send it again"
             raise DataError("snapshot_corrupt", message)
         return self._digest.hexdigest()
 

@@ -213,7 +213,9 @@ class OwnRestore(FileReplacement):
         rules.restore(sandbox, snapshot, command.secrets, end_processes=command.end_processes)
         beneath = image_beneath(core, snapshot)
         if beneath not in (None, sandbox.requested.image_id):
-            message = f"snapshot_id: {snapshot.snapshot_id} is above another image than the sandbox's: make a full one"
+            message = (
+                f"snapshot_id: {snapshot.snapshot_id} builds on another image than the sandbox's: create a full one"
+            )
             raise CallerError("invalid", message, field="snapshot_id")
         files = await layering(provider).files_of_layers(names_of(core, snapshot), beneath)
         event = events.SandboxRestoreRequested(

@@ -278,7 +278,7 @@ class Snapshots:
         if first is not None and self._is_deep(first):
             why = why or f"the sandbox began with a snapshot that builds on {MOST_BENEATH} others"
         if why is not None:
-            raise SetupError("not_supported", f"there is nothing that it can build on, as {why}: make a full one")
+            raise SetupError("not_supported", f"there is no snapshot to build on, as {why}: make a full one")
         return first.snapshot_id if first is not None else None
 
     def _why_no_parent(self, parent: SnapshotState, sandbox: SandboxState, command: SnapshotCreate) -> str | None:

@@ -75,9 +75,9 @@ class SnapshotIntake(SnapshotCreation):
             with order.abandoned:  # the writer has gone; a complete archive is kept
                 sha256 = await _received(request, making.descriptor)
             if order.abandoned.cancelled_caught:
-                raise StateError("not_ready", "who sent the archive went away before all of it had come: send it again")
+                raise StateError("not_ready", "the sender disconnected before the end of the archive: send it again")
             if request.params.digest not in (None, f"sha256:{sha256}"):
-                raise DataError("snapshot_corrupt", "the archive that came has another digest than was said")
+                raise DataError("snapshot_corrupt", "the archive does not match the announced digest: send it again")
 
             found, kind = await self._fit(order, making.descriptor)
             failpoints.reach("snapshot.received")
@@ -120,7 +120,7 @@ class SnapshotIntake(SnapshotCreation):
         if not strip and layer is None:
             return found, None
         if layer is not None and found.duplicates:
-            message = "the archive has names that come twice, which no layer over an image can have: pack it anew"
+            message = "the archive has duplicate names, which no layer over an image can have: pack it again"
             raise DataError("snapshot_corrupt", message)
         async with AsyncExitStack() as opened:
             base = None

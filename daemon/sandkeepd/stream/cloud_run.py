@@ -385,7 +385,9 @@ class Conversation:
         try:
             command = msgspec.convert({"gcs_sandbox_id": name, "sandbox_token": token}, SandboxAttachShared)
         except msgspec.ValidationError:
-            raise CallerError("permission_denied", "sandbox_token: it is no token: give that of the sandbox") from None
+            raise CallerError(
+                "permission_denied", "sandbox_token: it is not a token: give that of the sandbox"
+            ) from None
         await self._status("SANDBOX_RESTORING")
         await self._status("SANDBOX_LOCK_ACQUIRING")
         found: Sandbox = await self._call("sandbox.attach_shared", command)

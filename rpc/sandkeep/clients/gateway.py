@@ -66,7 +66,7 @@ class Gateway:
             raise self._unexpected(f"{response.status} {response.reason}") from None
         raise error_from(problem.code, problem.detail, {**problem.data, HTTP_STATUS: response.status})
 
-    def fetch(self, kind: type[T], verb: str, path: str, body: Mapping[str, Any] | None = None) -> T:
+    def fetch(self, kind: type[T], verb: str, path: str, body: Mapping[str, Any] | bytes | None = None) -> T:
         """Return the JSON of the answer as a `kind`. Raises as `request` does."""
         answer = self.request(verb, path, body)
         try:

@@ -129,7 +129,7 @@ class CloudRunSandbox:
                     await self._follow(moved.addresses)
                     if self._began:
                         message = (
-                            "the sandbox moved while its command ran, which was killed: run it again, if it may be"
+                            "the sandbox moved while its command ran, which was killed: run it again if that is safe"
                         )
                         raise StateError("not_ready", message, moved_to=[self.address]) from None
                     continue
@@ -258,7 +258,7 @@ class CloudRunSandbox:
             self._places, self._is_here = [address for address in addresses if _has_pin(address)], False
             self._moves += 1
             if not self._places or not self.sandbox_id:
-                raise StateError("not_ready", "the daemon tells of no address with a pin to which the sandbox moved")
+                raise StateError("not_ready", "the daemon gave no address with a pin for the sandbox that moved")
             if self._moves > MAX_MOVES:
                 raise StateError(
                     "not_ready", f"the sandbox moved {MAX_MOVES} times, and ran nothing: attach to it again"

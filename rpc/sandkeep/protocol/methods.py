@@ -345,9 +345,10 @@ class SessionRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SessionQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`all` adds those that failed or ended."""
+    """`all` adds those that failed or ended. They come oldest first, unless `newest_first`."""
 
     all: bool = False
+    newest_first: bool = False
     after: Name | None = None
     limit: Limit = 1000
 
@@ -389,11 +390,14 @@ class ArtifactRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class ArtifactQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Filters: a sandbox, a session. `all` adds those that failed or were removed."""
+    """Filters: a sandbox, a session. `all` adds those that failed or were removed. They come oldest first, unless
+    `newest_first`.
+    """
 
     sandbox_id: Name | None = None
     session_id: Name | None = None
     all: bool = False
+    newest_first: bool = False
     after: Name | None = None
     limit: Limit = 1000
 
@@ -611,6 +615,9 @@ class BranchMerge(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     `policy` makes a conflict (``fail``), takes the version of the branch `ours`, all versions one after the other
     (``union``), or all between ``markers``. At the paths of `takes`, and below them, the version of
     the branch given there is taken.
+
+    Only workspaces are merged. Sandboxes with a writable root are refused, unless `workspace_only`: outside of its
+    workspace the new one is as their common base then.
     """
 
     sandbox_ids: Annotated[list[Name], Meta(min_length=1, max_length=MAX_FORKS)]
@@ -620,6 +627,7 @@ class BranchMerge(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     takes: Annotated[dict[Path, Name], Meta(max_length=1024)] = field(default_factory=dict)
     labels: Labels = field(default_factory=dict)
     secrets: Secrets = field(default_factory=dict)
+    workspace_only: bool = False
 
 
 class BranchResolve(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):

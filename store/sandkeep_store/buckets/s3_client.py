@@ -148,7 +148,7 @@ def refusal(name: str, status: int, code: str) -> SandkeepError:
     if status in (401, 403):
         return SetupError(
             "not_configured",
-            f"S3 does not let the daemon use {name} ({code}): see to its credentials and their rights",
+            f"S3 does not let the daemon use {name} ({code}): check its credentials and their permissions",
         )
     if status == 501:
         return SetupError(

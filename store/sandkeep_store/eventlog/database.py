@@ -308,7 +308,7 @@ def _finish_exchange(path: str) -> None:
             _take_fresh(path)
     except OSError as error:
         raise DaemonError(
-            "storage_unavailable", f"{_fresh(path)} cannot take the place of {path} ({error.strerror}): mend the disk"
+            "storage_unavailable", f"{_fresh(path)} cannot take the place of {path} ({error.strerror}): repair the disk"
         ) from error
 
 
@@ -365,7 +365,7 @@ def _refused(path: str, error: sqlite3.Error) -> SandkeepError:
         return _unreadable(path, error)
     return DaemonError(
         "storage_unavailable",
-        f"the event log {path} cannot be opened ({error}): mend the disk or the directory's permissions",
+        f"the event log {path} cannot be opened ({error}): repair the disk or the directory's permissions",
     )
 
 

@@ -113,7 +113,7 @@ class Commands:
                 return self._connection().execute(statement, values)
         except (sqlite3.Error, OSError) as error:
             raise DaemonError(
-                "storage_unavailable", f"{self._path} cannot be used ({error}): free space or mend the disk"
+                "storage_unavailable", f"{self._path} cannot be used ({error}): free space or repair the disk"
             ) from None
 
     def _connection(self) -> sqlite3.Connection:

@@ -444,13 +444,13 @@ class EventLog:
             )
         if log_id != self.log_id:
             raise DataError(
-                "wrong_log", "the token belongs to another event log: begin anew without one", log_id=self.log_id
+                "wrong_log", "the token belongs to another event log: start again without one", log_id=self.log_id
             )
         position = int(digits)
         if position > self.head:
             raise DataError(
                 "wrong_log",
-                f"the token is of position {position}, but the event log ends at {self.head}: begin anew without one",
+                f"the token is of position {position}, but the event log ends at {self.head}: start again without one",
                 log_id=self.log_id,
             )
         if not gaps:

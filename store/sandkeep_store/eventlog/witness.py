@@ -116,7 +116,7 @@ class Witness:
         try:
             os.fdatasync(self._write(position, crc))
         except OSError as error:
-            message = f"{self.path} cannot be written ({error.strerror}): mend the disk, and try again"
+            message = f"{self.path} cannot be written ({error.strerror}): repair the disk, and try again"
             raise DaemonError("storage_unavailable", message) from error
 
     def _write(self, position: int, crc: int) -> int:

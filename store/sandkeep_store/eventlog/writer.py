@@ -250,7 +250,9 @@ class Writer:
             self._rescue(essential, full=full)
 
     def _unwritable(self, reason: str) -> str:
-        sentence = f"the event log cannot be written ({reason}): mend the disk or the permissions of {self._directory}"
+        sentence = (
+            f"the event log cannot be written ({reason}): repair the disk or the permissions of {self._directory}"
+        )
         damaged = "malformed" in reason
         return f"{sentence}; if it is damaged, run `sandkeep store repair` without a daemon" if damaged else sentence
 
@@ -280,7 +282,9 @@ def _refuse(batch: Sequence[Append], error: SandkeepError) -> None:
 
 def _failed(why: str) -> DaemonError:
     """Return the error for an append to a log that cannot be written."""
-    return DaemonError("storage_unavailable", f"the event log cannot be written ({why}): mend the disk, and try again")
+    return DaemonError(
+        "storage_unavailable", f"the event log cannot be written ({why}): repair the disk, and try again"
+    )
 
 
 def _is_full(error: PersistenceError) -> bool:

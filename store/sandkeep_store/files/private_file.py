@@ -40,5 +40,5 @@ def write(path: str, data: bytes) -> None:
     try:
         durable.replace(path, data)
     except OSError as error:
-        message = f"{path} cannot be written ({error.strerror}): free space or mend the disk"
+        message = f"{path} cannot be written ({error.strerror}): free space or repair the disk"
         raise DaemonError("storage_unavailable", message) from None

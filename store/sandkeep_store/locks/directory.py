@@ -87,7 +87,7 @@ def _translated(place: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        message = f"{place} cannot be used ({error.strerror}): mend that directory"
+        message = f"{place} cannot be used ({error.strerror}): check that directory"
         raise ProviderError("provider_unavailable", message) from None
 
 

@@ -111,7 +111,7 @@ def damaged(place: str, why: str) -> DataError:
     """Return the error for content that is no lock document."""
     return DataError(
         "lock_damaged",
-        f"{place} is no lock that can be relied on ({why}): see who wrote it, then have an administrator replace it "
+        f"{place} is not a valid lock ({why}): find out who wrote it, then have an administrator replace it "
         "with `sandkeep lock release --force`",
         place=place,
     )

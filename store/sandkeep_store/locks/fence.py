@@ -86,9 +86,9 @@ def write_fenced(store: DocumentStore, path: str, content: bytes, fence: Fence) 
         written = store.write(path, content, None if found is None else found.version)
         if written is not None:
             return written.version
-    raise StateError("conflict", f"other daemons write {place} all the time: try again", place=place)
+    raise StateError("conflict", f"write conflict on {place}: other daemons keep updating it; try again", place=place)
 
 
 def _damaged(place: str, why: str) -> DataError:
-    message = f"{place} is not overwritten, as its fencing number cannot be read ({why}): look at it"
+    message = f"{place} was not overwritten, as its fencing token cannot be read ({why}): inspect it"
     return DataError("lock_damaged", message, place=place)

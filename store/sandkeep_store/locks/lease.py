@@ -34,12 +34,12 @@ outdated version does nothing.
 Reason: TypeAlias = Literal["expired", "taken", "freed", "damaged", "clock", "twin", "released"]
 REASONS: Final[dict[Reason, str]] = {
     "expired": "it was not renewed in time",
-    "taken": "somebody else has it, or its document is gone",
-    "freed": "an administrator freed it",
+    "taken": "another owner has it, or its document is gone",
+    "freed": "an administrator released it by force",
     "damaged": "its document is damaged",
-    "clock": "this machine's clock cannot be relied on: have it set, by NTP for instance",
-    "twin": "another daemon keeps it by the same name and number: see that no two run on copies of one state directory",
-    "released": "it was given back",
+    "clock": "this machine's clock is unreliable: synchronize it, for example by NTP",
+    "twin": "another daemon renews it with the same fencing token: no two may run on copies of one state directory",
+    "released": "it was released",
 }
 
 Version: TypeAlias = str | None
@@ -48,11 +48,13 @@ Look: TypeAlias = tuple[LockDocument | None, Version]
 
 def lost(place: str, reason: Reason) -> StateError:
     """The error for a lock that was held and is no more."""
-    return StateError("lock_lost", f"{place} is not held any more: {REASONS[reason]}", reason=reason)
+    return StateError("lock_lost", f"{place} is no longer held: {REASONS[reason]}", reason=reason)
 
 
 def _busy(place: str) -> StateError:
-    return StateError("lock_contended", f"other daemons write {place} all the time: try again", waiting=None)
+    return StateError(
+        "lock_contended", f"write conflict on {place}: other daemons keep updating it; try again", waiting=None
+    )
 
 
 class Locks:
@@ -286,7 +288,7 @@ class Attempt:
             raise SetupError(
                 "not_supported",
                 f"this machine's clock is {abs(off_s):.0f} s {'ahead of' if off_s > 0 else 'behind'} that of "
-                f"{self._locks.store.where}, and no lock can be kept by it: have it set, by NTP for instance",
+                f"{self._locks.store.where}, so no lock is safe: synchronize it, for example by NTP",
                 clock_off_s=off_s,
             )
         self._is_clock_right = True
@@ -445,4 +447,6 @@ def _until(since: Instant) -> Instant:
 
 
 def _unsettled(place: str) -> ProviderError:
-    return ProviderError("provider_unavailable", f"other daemons write {place} all the time: try again")
+    return ProviderError(
+        "provider_unavailable", f"write conflict on {place}: other daemons keep updating it; try again"
+    )

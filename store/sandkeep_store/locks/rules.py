@@ -113,7 +113,7 @@ def contended(found: LockDocument, now: float, place: str) -> StateError:
         message = f"{place} is held by {found.owner_id[:64]!r} until {until}"
         message += f", and {waiter[:64]!r} waits for it already" if waiter else ": wait for it, or try again then"
     else:
-        message = f"{place} is free, but {(waiter or '')[:64]!r} waits for it and has it next: try again later"
+        message = f"{place} is free, but {(waiter or '')[:64]!r} waits for it and gets it next: try again later"
     return StateError(
         "lock_contended",
         message,

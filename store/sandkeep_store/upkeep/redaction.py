@@ -68,7 +68,7 @@ class Redaction:
         if target is None:
             raise CallerError("not_found", f"there is no event at position {position}", position=position)
         if target.type.startswith(("log.", "daemon.")):
-            raise CallerError("invalid", f"position: {target.type} holds nothing of a caller's", field="position")
+            raise CallerError("invalid", f"position: {target.type} has no data of a caller", field="position")
         self._require_ended(target)
         require_no_quarantine(self._log.directory)
         return LogRedactRequested(position=position)
@@ -135,7 +135,7 @@ def require_no_quarantine(state_dir: str) -> None:
     """Refuse to say that something is nowhere any more while copies of damaged logs may hold it: `conflict`."""
     folder = f"{state_dir}/{repair.QUARANTINE}"
     if os.path.isdir(folder) and os.listdir(folder):
-        raise StateError("conflict", f"{folder} holds copies of a damaged log, which nothing redacts: remove them")
+        raise StateError("conflict", f"{folder} has copies of a damaged log, which are not redacted: remove them")
 
 
 def redact_segments(state_dir: str, position: int) -> list[str]:

@@ -94,7 +94,7 @@ def _copy(source: str, target: str) -> None:
             if done.returncode:
                 stderr = done.stderr.decode(errors="replace").strip()
                 raise DaemonError(
-                    "storage_unavailable", f"the log cannot be copied ({stderr}): free space or mend the disk"
+                    "storage_unavailable", f"the log cannot be copied ({stderr}): free space or repair the disk"
                 )
 
 

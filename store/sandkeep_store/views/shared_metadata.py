@@ -102,7 +102,7 @@ def decode(content: bytes, place: str) -> SharedMetadata:
 
 
 def _damaged(place: str, why: str) -> DataError:
-    message = f"{place} is no metadata of a shared sandbox that can be relied on ({why}): see who wrote it"
+    message = f"{place} is not valid metadata of a shared sandbox ({why}): find out who wrote it"
     return DataError("snapshot_corrupt", message, place=place)
 
 

@@ -412,7 +412,8 @@ def test_what_no_event_owns_is_told(running_daemon: RunningDaemon, image: str) -
         assert "theirs" in found
         assert client.sandbox.get(box).status == "running"
     (line,) = [line for line in daemon.cli("status").stdout.decode().splitlines() if line.startswith("leftovers")]
-    assert re.fullmatch(r"leftovers  \d+ objects? of other logs, which no daemon here removes: see --json", line)
+    advice = r"\(`foreign` of --json\): remove them by hand, unless a daemon still uses them"
+    assert re.fullmatch(rf"leftovers  \d+ objects? of other logs {advice}", line)
     assert found.encode() in daemon.cli("status", "--json").stdout
     assert "removed objects that no event owns" in daemon.said()
     assert sorted(os.listdir(f"{daemon.state_dir}/sandboxes")) == sorted([box, "theirs"])

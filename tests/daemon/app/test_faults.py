@@ -135,7 +135,7 @@ def test_an_fsync_that_fails(daemon: Any, thin: disks.Thin, source: str) -> None
             except SandkeepError as error:
                 refusals.append(error)
         assert refusals[0].code == "storage_unavailable"
-        assert "mend the disk" in refusals[0].message
+        assert "repair the disk" in refusals[0].message
         reads_go_on(client, box)
         assert not client.daemon.status().healthy
         end(client, other)  # its record may find a place on the device that was written before
@@ -165,12 +165,12 @@ def test_a_file_system_that_becomes_read_only(daemon: Any, ext4: disks.Ext4, sou
             lambda: client.image.create(source),
             lambda: client.process.signal(box, name="long", signal="TERM"),
         ):
-            assert "mend the disk" in refused("storage_unavailable", change).message
+            assert "repair the disk" in refused("storage_unavailable", change).message
         reads_go_on(client, box)
         status = client.daemon.status()
         assert not status.healthy
         assert ext4.at in status.problems[0]
-        assert daemon.cli("status").stdout.count(b"mend the disk")
+        assert daemon.cli("status").stdout.count(b"repair the disk")
         refused("storage_unavailable", lambda: client.sandbox.terminate(other))
         assert not runs(other)
         assert runs(box)

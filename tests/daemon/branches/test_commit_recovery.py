@@ -123,7 +123,7 @@ def test_another_directory_in_the_place_of_the_target_is_left_alone(cut: Cut) ->
     with cut.daemon.connect() as client:
         assert cut.end(client) == "branch.commit_failed"
         message = refused("conflict", client.branch.commit, "branch", str(cut.target)).message
-        assert "is not the directory any more" in message
+        assert "is no longer the directory" in message
     assert cut.files() == {"edited": "branch\n"}
     assert (cut.staging / "slots" / "1").read_text() == "kept\n"
 

@@ -2,10 +2,16 @@
 
 from typing import Any
 
+import msgspec
 import pytest
+from tests.daemon.core.test_naming import ADA
+from tests.store.views.test_views import Log, requested_sandbox
 from tests.support.boxes import Box
 
 from sandkeep.errors import SandkeepError
+from sandkeep.ids import new_id
+from sandkeep.model import SandboxList
+from sandkeepd.core import messages
 
 pytestmark = pytest.mark.needs("bwrap", "root")
 
@@ -66,3 +72,21 @@ def test_a_name_that_another_has_by_now_is_not_said(client: Any, image: str) -> 
 def test_what_has_no_name_goes_by_its_id(client: Any, shared_box: Box) -> None:
     error = refusal(client.process.get, shared_box.id, "nothing")
     assert shared_box.id in error.message
+
+
+def test_sentences_of_answers_have_names_and_other_fields_ids() -> None:
+    box, process = new_id("sbx"), new_id("prc")
+    log = Log()
+    log.add(box, requested_sandbox(name="web"), box)
+    error = f"sandbox {box} did not answer process {process}"
+    sandbox = msgspec.structs.replace(log.fold().sandboxes[box].view(), error=error, note=error)
+    asker: Any = ADA
+    for answer in (
+        messages.named_answer(log.fold(), asker, sandbox),
+        *messages.named_answer(log.fold(), asker, SandboxList(sandboxes=[sandbox])).sandboxes,
+    ):
+        assert answer.error == answer.note == f"sandbox web did not answer process {process}"
+        assert answer.sandbox_id == box
+    unchanged = SandboxList(sandboxes=[log.fold().sandboxes[box].view()])
+    assert messages.named_answer(log.fold(), asker, unchanged) is unchanged
+    assert messages.named_answer(log.fold(), asker, b"") == b""

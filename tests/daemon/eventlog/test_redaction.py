@@ -135,4 +135,4 @@ def test_what_is_not_there_or_nobody_s(running_daemon: RunningDaemon, client: An
         client.store.redact(10**9)
     assert refused.value.code == "not_found"
     said = running_daemon.cli("store", "redact", "1")
-    assert (said.returncode, b"holds nothing of a caller's" in said.stderr) == (1, True)
+    assert (said.returncode, b"has no data of a caller" in said.stderr) == (1, True)

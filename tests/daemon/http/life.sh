@@ -61,5 +61,5 @@ want 200 '"stdout":"small"' "$api/again/exec/" -d '{"command":"cat notes/a"}'
 want 404 '"code":"not_found"' "$api/" -d '{"id":"more","restore_snapshot_id":"snp_none"}'
 [ "$(ask -X DELETE "$api/again/")" = 204 ]
 [ "$(ask -X DELETE "$api/life/")" = 204 ]
-want 200 '^\[\]$' "$api/"
+want 200 '^\[\]$' "$api/?all=false"
 echo lived

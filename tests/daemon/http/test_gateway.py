@@ -21,7 +21,7 @@ from sandkeepd.core.access import own_request
 from sandkeepd.core.call import Call
 from sandkeepd.core.peer import Peer
 from sandkeepd.core.quotas import SPARE_CALLS, Quotas
-from sandkeepd.http import exchange, files, gateway
+from sandkeepd.http import exchange, files, gateway, views
 from sandkeepd.http.bodies import SessionBody
 from sandkeepd.http.exchange import Asked
 from sandkeepd.http.gateway import Gateway
@@ -281,6 +281,27 @@ async def test_the_artifacts_of_a_session_are_not_listed_to_be_counted(tmp_path:
 
 
 @pytest.mark.parametrize(
+    ("status", "shown"),
+    [
+        ("starting", "starting"),
+        ("ready", "ready"),
+        ("stopping", "terminated"),
+        ("failed", "failed"),
+        ("expired", "terminated"),
+        ("terminated", "terminated"),
+    ],
+)
+def test_statuses_are_those_that_its_clients_know(status: Any, shown: str) -> None:
+    reason = "idle_timeout" if status == "expired" else None
+    session = Session(
+        session_id="s", key="ses_1", owner="key:ci", status=status, spec=SessionSpec(image="img_1"),
+        created_at="2026-01-01T00:00:00.000000Z", position=1, terminated_reason=reason,
+    )  # fmt: skip
+    view = views.session(session)
+    assert (view.status, view.metadata.get("terminated_reason")) == (shown, reason)
+
+
+@pytest.mark.parametrize(
     ("error", "restores", "status"),
     [
         (CallerError("not_found", ""), True, 404),
@@ -291,11 +312,12 @@ async def test_the_artifacts_of_a_session_are_not_listed_to_be_counted(tmp_path:
         (StateError("quota_exceeded", ""), True, 400),
         (StateError("timeout", ""), True, 400),
         (CallerError("not_found", ""), False, 400),
-        (DataError("snapshot_corrupt", ""), False, 400),
+        (DataError("snapshot_corrupt", ""), False, 404),
+        (DataError("snapshot_missing", ""), False, 404),
         (CallerError("invalid", ""), True, None),
     ],
 )
-def test_a_failed_creation_is_a_404_only_by_its_snapshot(
+def test_a_failed_creation_is_a_404_only_by_the_snapshot_that_is_restored(
     error: SandkeepError, restores: bool, status: int | None
 ) -> None:
     body = SessionBody(restore_snapshot_id="snp_1" if restores else None)

@@ -1,5 +1,7 @@
 """Sessions over HTTP: their routes, bodies and statuses, by clients in two languages."""
 
+import gzip
+import os
 import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -42,7 +44,6 @@ def test_the_life_of_a_session_by_curl(gateway: Gateway, tmp_path: Path) -> None
         ({"idle_timeout_sec": 3601}, 400, "invalid"),
         ({"cpu": "many"}, 400, "invalid"),
         ({"memory": "1Zi"}, 400, "invalid"),
-        ({"surplus": 1}, 400, "invalid"),
         (b"{", 400, "invalid"),
         (b"[]", 400, "invalid"),
         (b"\xff", 400, "invalid"),
@@ -114,9 +115,89 @@ def test_lists_go_on_where_the_header_says(gateway: Gateway) -> None:
         answer = gateway.ask("GET", path)
         found += [session["id"] for session in answer.value]
         path = answer.headers.get("link", "").partition("<")[2].partition(">")[0]
-    assert found == ["one", "two", "three"]
-    for name in found:
+    assert found[:3] == ["three", "two", "one"]
+    for name in found[:3]:
         gateway.ask("DELETE", f"{SESSIONS}{name}/")
+    assert [each["status"] for each in gateway.ask("GET", f"{SESSIONS}?limit=3").value] == ["terminated"] * 3
+    assert not {"one", "two", "three"} & {each["id"] for each in gateway.ask("GET", f"{SESSIONS}?all=false").value}
+
+
+def test_unknown_keys_and_empty_texts_are_ignored(gateway: Gateway) -> None:
+    gateway.make("loose", cpu="", memory="", workspace_uid="", of_the_future=1)
+    of = f"{SESSIONS}loose/"
+    assert gateway.ask("GET", f"{of}?format=json").status == 200
+    assert gateway.ask("POST", f"{of}exec/", {"command": "true", "cwd": "", "tty": True}).value["exit_code"] == 0
+    assert gateway.ask("POST", f"{of}upload/", {"path": "a", "content": "x", "mode": 420}).value["exit_code"] == 0
+    exported = gateway.ask("POST", f"{of}files/export/", {"path": "a", "filename": "", "content_type": "", "x": 1})
+    assert (exported.status, exported.value["filename"]) == (201, "a")
+    assert gateway.ask("POST", f"{of}snapshots/", {"label": "", "compress": True}).status == 201
+    gateway.ask("DELETE", of)
+
+
+def test_lists_of_a_session_are_newest_first(gateway: Gateway) -> None:
+    gateway.make("listed")
+    of = f"{SESSIONS}listed/"
+    gateway.ask("POST", f"{of}upload/", {"path": "a", "content": "x"})
+    snapshots = [gateway.ask("POST", f"{of}snapshot/", {"label": label}).value["id"] for label in "ab"][::-1]
+    artifacts = [gateway.ask("POST", f"{of}files/export/", {"path": "a"}).value["id"] for _ in range(2)][::-1]
+    for name, expected in (("snapshots", snapshots), ("artifacts", artifacts)):
+        found, path = [], f"{of}{name}/?limit=1"
+        while path:
+            answer = gateway.ask("GET", path)
+            assert answer.value["session_id"] == "listed"
+            found += [each["id"] for each in answer.value[name]]
+            path = answer.headers.get("link", "").partition("<")[2].partition(">")[0]
+        assert found == expected
+    assert gateway.ask("GET", of).value["snapshot_ids"] == snapshots
+    assert gateway.ask("GET", f"{of}debug-connection/").value["status"] == "ready"
+    gateway.ask("DELETE", of)
+    assert gateway.ask("GET", f"{of}debug-connection/").value["status"] == "not_ready"
+
+
+def test_an_upload_is_answered_as_a_command(gateway: Gateway) -> None:
+    """A file that cannot be written is a failure to show to an agent; a session that is not there is none."""
+    gateway.make("uploads")
+    of = f"{SESSIONS}uploads/"
+    for path in ("new/a", "/workspace/new/b"):
+        for answer in (
+            gateway.ask("POST", f"{of}upload/", {"path": path, "content": "x"}),
+            gateway.ask("POST", f"{of}files/upload/?path=more/{path.strip('/')}", b"x"),
+        ):
+            shown = answer.value
+            assert (answer.status, shown["exit_code"], shown["stdout"], shown["stderr"]) == (200, 0, "", ""), shown
+    for path in ("new/a/below", "/proc/x", "new"):
+        refused = gateway.ask("POST", f"{of}upload/", {"path": path, "content": "x"})
+        assert (refused.status, refused.value["exit_code"], bool(refused.value["stderr"])) == (200, 1, True), refused
+    coded = {"path": "lines", "content": "AAAA\nAAAA\n", "encoding": "base64"}
+    assert gateway.ask("POST", f"{of}upload/", coded).value["size_bytes"] == 6
+    assert gateway.ask("POST", f"{SESSIONS}none/upload/", {"path": "a", "content": "x"}).problem == (404, "not_found")
+    gateway.ask("DELETE", of)
+
+
+def test_a_snapshot_that_is_gone_names_no_path_of_the_host(gateway: Gateway) -> None:
+    gateway.make("gone")
+    snapshot_id = gateway.ask("POST", f"{SESSIONS}gone/snapshot/", {}).value["id"]
+    with gateway.daemon.connect() as admin:
+        [place] = admin.snapshot.get(snapshot_id).places
+    os.unlink(place.uri.removeprefix("file://"))
+    gateway.ask("DELETE", f"{SESSIONS}gone/")
+    body = {"image": gateway.image_id, "restore_snapshot_id": snapshot_id}
+    answer = gateway.ask("POST", SESSIONS, body)
+    assert answer.problem == (404, "snapshot_missing")
+    assert os.path.dirname(place.uri.removeprefix("file://")).encode() not in answer.body
+    assert snapshot_id.encode() in answer.body
+
+
+def test_a_session_whose_latest_snapshot_is_corrupt_is_a_404(gateway: Gateway) -> None:
+    gateway.make("rotten")
+    gateway.ask("POST", f"{SESSIONS}rotten/upload/", {"path": "a", "content": "x"})
+    gateway.ask("DELETE", f"{SESSIONS}rotten/")
+    snapshot_id = gateway.ask("GET", f"{SESSIONS}rotten/").value["metadata"]["latest_snapshot_id"]
+    with gateway.daemon.connect() as admin:
+        [place] = admin.snapshot.get(snapshot_id).places
+    with open(place.uri.removeprefix("file://"), "r+b") as archive:
+        archive.truncate(20)
+    assert gateway.ask("POST", SESSIONS, {"id": "rotten"}).problem == (404, "snapshot_corrupt")
 
 
 def test_a_repeated_request_is_carried_out_once(gateway: Gateway) -> None:
@@ -241,6 +322,19 @@ def test_files(gateway: Gateway) -> None:
     gateway.ask("DELETE", of)
 
 
+def test_a_compressed_body_is_refused(gateway: Gateway) -> None:
+    """Nothing is written: it would be taken for the file itself."""
+    gateway.make("packed")
+    upload = f"{SESSIONS}packed/files/upload/?path=a.gz"
+    for coding in ("gzip", "br, gzip", "identity, gzip", "\xff"):
+        for path, body in ((upload, gzip.compress(b"text")), (SESSIONS, gzip.compress(b"{}"))):
+            answer = gateway.ask("POST", path, body, headers={"Content-Encoding": coding})
+            assert answer.problem == (415, "invalid")
+            assert answer.headers["accept-encoding"] == "identity"
+    assert gateway.ask("GET", f"{SESSIONS}packed/files/content/?path=a.gz").status == 404
+    assert gateway.ask("POST", upload, b"text", headers={"Content-Encoding": "Identity"}).status == 200
+
+
 def test_a_broken_upload_leaves_nothing(gateway: Gateway) -> None:
     gateway.make("broken")
     of = f"{SESSIONS}broken/"
@@ -315,8 +409,8 @@ def test_artifacts(gateway: Gateway) -> None:
     gateway.ask("DELETE", of)
     ended = gateway.ask("GET", of).value
     assert (ended["artifacts_count"], ended["cpu_seconds"], ended["storage_bytes"]) == (2, None, None)
-    listed = gateway.ask("GET", f"{of}artifacts/").value
-    assert [each["id"] for each in listed] == [small.value["id"], large["id"]]
+    listed = gateway.ask("GET", f"{of}artifacts/").value["artifacts"]
+    assert [each["id"] for each in listed] == [large["id"], small.value["id"]]
     got = gateway.ask("GET", large["content_url"])
     assert got.body == bytes(1 << 20)
     assert got.headers["content-type"] == "application/octet-stream", "no browser shows it as a page"

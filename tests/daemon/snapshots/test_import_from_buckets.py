@@ -20,7 +20,6 @@ pytestmark = pytest.mark.needs("bwrap")
 KINDS = [
     pytest.param("gs", marks=pytest.mark.needs("gcs")), pytest.param("s3", marks=pytest.mark.needs("s3")),
 ]  # fmt: skip
-BIG = os.urandom(20 << 20).hex()
 
 
 class Bucket:
@@ -48,12 +47,13 @@ def bucket(request: pytest.FixtureRequest) -> Bucket:
 
 
 def test_an_object_is_imported_as_a_file_is(client: Any, bucket: Bucket) -> None:
-    data = archive(("workspace/file", "theirs\n"), ("workspace/big", BIG), mode="w")
+    big = os.urandom(20 << 20).hex()
+    data = archive(("workspace/file", "theirs\n"), ("workspace/big", big), mode="w")
     address = bucket.put("a b/wörk.tar", data)
     snapshot = archives.import_from(client, address, name="theirs")
     assert (snapshot.name, snapshot.format, snapshot.imported) == ("theirs", "tar", True)
     box = client.snapshot.restore(snapshot.snapshot_id).sandbox_id
-    assert sh(client, box, "ls; cat file; wc -c <big") == f"big\nfile\ntheirs\n{len(BIG)}\n"
+    assert sh(client, box, "ls; cat file; wc -c <big") == f"big\nfile\ntheirs\n{len(big)}\n"
     client.sandbox.terminate(box)
     client.snapshot.delete(snapshot.snapshot_id)
 

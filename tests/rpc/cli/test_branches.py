@@ -100,6 +100,12 @@ def test_branches_of_a_directory_an_image_a_snapshot_and_a_sandbox(
     assert made.split() == ["one", "two"]
     assert said(cli("exec", "two", "--", "ls")).split() == ["both", "dir", "run.sh", "text"]
     assert client.sandbox.get("one").spec.labels == {"a": "b"}
+    for word in ("src", "one"):
+        (tmp_path / word).mkdir(exist_ok=True)
+        done = cli("branch", "create", word, cwd=tmp_path)
+        assert done.returncode == 2
+        assert f"give ./{word} for the directory" in " ".join(done.stderr.decode().split())
+    (tmp_path / "one").rmdir()
     [unnamed] = said(cli("branch", "create", image)).split()
     assert unnamed.startswith("sbx_")
     said(cli("exec", "one", "--", "touch", "mine"))

@@ -188,6 +188,22 @@ def test_events_at_80_columns(screen: Callable[..., str]) -> None:
     ]
 
 
+@pytest.mark.needs("bwrap")
+def test_exit_codes_are_seen_at_60_columns(screen: Callable[..., str]) -> None:
+    assert bare(screen("history", "api-tests", columns=60))[2:] == [
+        "    7       0.012  sandbox.created  bubblewrap, overlay, ho…",
+        "    8       0.012  process.launch_requested  migrate  sh -c…",
+        "    9       0.012  process.started  migrate  pid 3",
+        "   10       0.012  process.exited  migrate  exit 3  6 B out",
+        "   11       0.012  process.launch_requested  web  sh -c 'sl…",
+        "   12       0.012  process.started  web  pid 3",
+        "   13       0.012  process.launch_requested  a-name-of…  sh…",
+        "   14       0.012  process.started  a-name-of…  pid 3",
+    ]
+    shown = bare(screen("events", "--sandbox", "api-tests", columns=60))
+    assert "   10  12:34:56  process.exited  migrate  exit 3  6 B out" in shown
+
+
 # -- colours ----------------------------------------------------------------------------------------------------------
 
 

@@ -1,12 +1,14 @@
 """The command against a real daemon and real sandboxes: images, sandboxes, events, the store."""
 
 import contextlib
+import fcntl
 import json
 import os
 import pty
 import re
 import stat
 import subprocess
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -265,7 +267,7 @@ def test_the_status_begins_with_what_matters(shared_daemon: Any, box: str) -> No
 @pytest.fixture
 def three(shared_daemon: Any, image: str) -> dict[str, str]:
     """Three sandboxes by name, of which two have a label, and one is a fork."""
-    shared_daemon.cli("rm", "--all")
+    shared_daemon.cli("rm", "--all", "--yes")
     made = {}
     for name, label in (("api-1", "team=web"), ("api-2", "team=db"), ("plain", "n=1")):
         made[name] = one(shared_daemon.cli("create", image, "--name", name, "--label", label))
@@ -323,12 +325,12 @@ def test_a_filter_that_nothing_could_match_is_refused(shared_daemon: Any) -> Non
 
 
 def test_several_sandboxes_end_at_once_by_label_and_the_rest_stays(shared_daemon: Any, three: dict[str, str]) -> None:
-    done = shared_daemon.cli("rm", "--label", "team=web")
+    done = shared_daemon.cli("rm", "--label", "team=web", "--yes")
     assert lines(done) == [three["api-1"], three["fork"]]
     assert done.stderr == b"sandkeep: terminating 2 sandboxes\n"
     assert lines(shared_daemon.cli("ls", "-q")) == [three["api-2"], three["plain"]]
-    assert lines(shared_daemon.cli("rm", "--all")) == [three["api-2"], three["plain"]]
-    done = shared_daemon.cli("rm", "--all")
+    assert lines(shared_daemon.cli("rm", "--all", "--yes")) == [three["api-2"], three["plain"]]
+    done = shared_daemon.cli("rm", "--all", "--yes")
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"sandkeep: terminating no sandboxes\n")
     ended = lines(shared_daemon.cli("ls", "-q", "--filter", "status=stopped", "--label", "team=db"))
     assert three["api-2"] in ended
@@ -338,26 +340,52 @@ def test_only_ones_own_sandboxes_end_at_once(shared_daemon: Any, three: dict[str
     with shared_daemon.connect() as client:
         mine = client.daemon.status().owner
     assert lines(shared_daemon.cli("ls", "-q", "--filter", f"owner={mine}")) == [*three.values()]
-    assert lines(shared_daemon.cli("rm", "--filter", "owner=uid:4711")) == []
+    assert lines(shared_daemon.cli("rm", "--filter", "owner=uid:4711", "--yes")) == []
     assert lines(shared_daemon.cli("ls", "-q")) == [*three.values()]
 
 
 def test_on_a_terminal_it_asks_first(shared_daemon: Any, three: dict[str, str]) -> None:
-    for answer, left in (("n", [*three.values()]), ("y", [])):
+    for typed, code, printed, left in (
+        (b"n\n", 1, b"nothing was done", [*three.values()]),
+        (b"\4", 1, b"nothing was done", [*three.values()]),
+        (b"\3", 130, b"", [*three.values()]),
+        (b"y\n", 0, b"terminating 4 sandboxes", []),
+    ):
         ours, its = pty.openpty()
         command = [*shared_daemon.command, "rm", "--all"]
-        with subprocess.Popen(command, env=shared_daemon.env, stdin=its, stdout=its, stderr=its):
+        with subprocess.Popen(
+            command, env=shared_daemon.env, stdin=its, stdout=its, stderr=its, preexec_fn=_take_terminal
+        ) as process:
             os.close(its)
-            asked = b""
-            while b"[y/N]:" not in asked:
-                asked += os.read(ours, 1024)
-            assert b"Terminate 4 sandboxes? [y/N]:" in asked
-            os.write(ours, answer.encode() + b"\n")
+            shown = b""
+            while b"[y/N]:" not in shown:
+                shown += os.read(ours, 1024)
+            assert b"Terminate 4 sandboxes? [y/N]:" in shown
+            os.write(ours, typed)
             with contextlib.suppress(OSError):  # the end of a terminal without a writer
-                while os.read(ours, 1024):
-                    pass
+                while chunk := os.read(ours, 1024):
+                    shown += chunk
         os.close(ours)
+        assert process.returncode == code, shown
+        assert printed in shown
         assert lines(shared_daemon.cli("ls", "-q")) == left
+
+
+def _take_terminal() -> None:
+    """Make standard input the controlling terminal of this process, whose Ctrl-C it gets."""
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.mark.parametrize(
+    "words", [["rm", "--all"], ["rm", "--label", "team=web"], ["rm", "--filter", "name=plain"], ["prune", "--all"]]
+)
+def test_without_a_terminal_it_must_be_told_yes(shared_daemon: Any, three: dict[str, str], words: list[str]) -> None:
+    done = shared_daemon.cli(*words)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"no terminal to ask for confirmation on: add --yes" in done.stderr
+    assert lines(shared_daemon.cli("ls", "-q")) == [*three.values()]
+    assert shared_daemon.cli("prune", "--dry-run").returncode == 0
 
 
 def test_one_that_is_refused_does_not_keep_the_others(shared_daemon: Any, three: dict[str, str]) -> None:

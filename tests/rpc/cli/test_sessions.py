@@ -92,7 +92,7 @@ def test_sandboxes_of_sessions_end_by_their_sessions(cli: Any, image: str) -> No
     for session in ("kept", "other"):
         said(cli("session", "ensure", session, "--image", image, "--label", f"of={session}", "--label", "run=9"))
     box, its = said(cli("create", image, "--label", "run=9")), said(cli("ls", "-q", "--label", "of=kept"))
-    done = cli("rm", "--label", "run=9")
+    done = cli("rm", "--label", "run=9", "--yes")
     assert said(done) == box
     left, ending = told(done).splitlines()
     assert left.startswith(
@@ -100,13 +100,13 @@ def test_sandboxes_of_sessions_end_by_their_sessions(cli: Any, image: str) -> No
     )
     assert ending == "sandkeep: terminating 1 sandbox"
     for choice in ("--filter=label=of=kept", "--label=of=kept"):
-        done = cli("rm", choice)
+        done = cli("rm", choice, "--yes")
         assert said(done) == ""
         assert told(done).splitlines() == [
             "sandkeep: 1 sandbox of a session not included: end with `sandkeep session close kept`",
             "sandkeep: terminating no sandboxes",
         ]
-    assert its not in said(cli("rm", "--all"))
+    assert its not in said(cli("rm", "--all", "--yes"))
     assert said(cli("rm", its)) == its
     assert said(cli("rm", "other"))
 

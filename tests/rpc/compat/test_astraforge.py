@@ -17,11 +17,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support import astraforge_program
 from tests.support.expect import until
 from tests.support.gateway import SESSIONS, Gateway, gateway_in
 from tests.support.patience import patient
 
+from sandkeep.compat import astraforge
 from sandkeep.compat.astraforge import DeepAgentClient, SandboxBackend, SandboxSession
+from sandkeep.compat.astraforge.globs import matcher
 from sandkeep.errors import CallerError, DataError, SandkeepError, SetupError, StateError
 from sandkeepd.stream.identity import FILE_NAME, Identity
 
@@ -106,6 +109,10 @@ def refused(kind: type[SandkeepError], code: str, call: Callable[[], Any]) -> Sa
     return info.value
 
 
+def live(client: DeepAgentClient) -> list[str]:
+    return [each.session_id for each in client.list_sandbox_sessions() if each.status in ("starting", "ready")]
+
+
 def snapshot_of(gateway: Gateway, session_id: str) -> str:
     answer = gateway.ask("POST", f"{SESSIONS}{session_id}/snapshot/", {})
     assert answer.status == 201, answer
@@ -140,7 +147,7 @@ def test_the_life_of_a_session(gateway: Gateway, url: str) -> None:
     made = client.create_sandbox_session(asked)
     assert (made.session_id, made.status, made.workspace_path) == (name, "ready", "/workspace")
     assert client.create_sandbox_session(asked) == client.get_sandbox_session(name), "one that is ready is reused"
-    assert [each.session_id for each in client.list_sandbox_sessions()] == [name]
+    assert client.list_sandbox_sessions()[0].session_id == name
 
     client.upload_file(name, "a dir/ü&?.txt", content="hello\n")
     done = client.execute(name, "cat a*/*; echo no >&2; exit 3", timeout=20)
@@ -153,10 +160,10 @@ def test_the_life_of_a_session(gateway: Gateway, url: str) -> None:
     assert exported.download_url.startswith("https://files.example/")
     assert client.get_artifact_content(name, exported.artifact_id) == b"hello\n"
 
-    assert client.heartbeat_sandbox_session(name).status == "ready"
+    assert client.heartbeat_sandbox_session(name)["status"] == "ready"
     client.stop_sandbox_session(name)
     assert client.get_sandbox_session(name).status == "terminated"
-    assert client.list_sandbox_sessions() == []
+    assert client.list_sandbox_sessions()[0].status == "terminated"
     assert client.execute(name, "cat a*/*").output == "hello\n"
     client.delete_sandbox_session(name)
     assert client.get_sandbox_session(name).status == "terminated"
@@ -215,7 +222,7 @@ def test_a_snapshot_is_given_up_for_no_other_reason(gateway: Gateway, client: De
     refused(DataError, "snapshot_missing", lambda: client.create_sandbox_session(asked))
     asked["restore_snapshot_id"] = "snp_none"
     refused(CallerError, "not_found", lambda: client.create_sandbox_session(asked))
-    assert [each.session_id for each in client.list_sandbox_sessions()] == ["lost"]
+    assert live(client) == ["lost"]
     client.stop_sandbox_session("lost")
 
 
@@ -258,7 +265,7 @@ def test_a_key_that_cannot_be_one_is_not_repeated(key: str, monkeypatch: pytest.
 def test_nobody_answers(gateway: Gateway, tmp_path: Path) -> None:
     for url in (f"unix:{tmp_path}/none", "http://127.0.0.1:1/api"):
         assert url in refused(StateError, "not_ready", DeepAgentClient(url, "key").list_sandbox_sessions).message
-    client = DeepAgentClient(gateway.unix, gateway.key, timeout_s=0.2)
+    client = DeepAgentClient(gateway.unix, gateway.key, timeout=0.2)
     gateway.make("slow")
     refused(StateError, "timeout", lambda: client.execute("slow", "sleep 2"))
     gateway.ask("DELETE", f"{SESSIONS}slow/")
@@ -332,6 +339,36 @@ def test_an_answer_of_something_else(status: int, body: bytes, headers: Any, kin
         refused(kind, code, client.list_sandbox_sessions)
 
 
+# -- AstraForge's own names -------------------------------------------------------------------------------------------
+
+
+def test_every_method_of_the_toolkit(gateway: Gateway) -> None:
+    """The program that runs with the toolkit itself in `tests/sources`."""
+    url = f"http://127.0.0.1:{gateway.port}/api"
+    seen = astraforge_program.run(astraforge, url, gateway.key, gateway.image_id, "methods")
+    astraforge_program.check(seen, "methods")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "matches"),
+    [
+        ("*.py", "a.py", True),
+        ("*.py", "deep/er/a.py", True),
+        ("/*.py", "deep/a.py", False),
+        ("deep/*.py", "deep/er/a.py", False),
+        ("**/*.py", "a.py", True),
+        ("deep/**", "deep/er/a.py", True),
+        ("deep/**/a.?y", "deep/er/a.py", True),
+        ("[!b].py", "a.py", True),
+        ("[!a].py", "a.py", False),
+        ("a.py", "aXpy", False),
+        ("a[.py", "a[.py", True),
+    ],
+)
+def test_a_glob(pattern: str, path: str, matches: bool) -> None:
+    assert (matcher(pattern).fullmatch(path) is not None) == matches
+
+
 # -- the backend ------------------------------------------------------------------------------------------------------
 
 
@@ -346,17 +383,17 @@ def test_a_session_is_pinned_by_the_configuration_or_by_a_parameter(
     unpinned = backend()
     with ThreadPoolExecutor(4) as pool:
         [made] = set(pool.map(lambda _: unpinned.id, range(4)))
-    assert sorted(each.session_id for each in client.list_sandbox_sessions()) == sorted(
-        ["configured", "parameter", made]
-    )
+    assert sorted(live(client)) == sorted(["configured", "parameter", made])
     for session_id in ("configured", "parameter", made):
         client.stop_sandbox_session(session_id)
 
 
 def test_commands_and_files(client: DeepAgentClient, backend: Callable[..., SandboxBackend]) -> None:
     box = backend(id="agent")
-    written = box.upload_files([("in/a", b"\xff"), ("/", b"x"), ("b", b"")])
-    assert [(each.path, each.error) for each in written] == [("in/a", None), ("/", "permission_denied"), ("b", None)]
+    written = box.upload_files([("in/a", b"\xff"), ("/", b"x"), ("/etc/x", b"x"), ("b", b"")])
+    assert [(each.path, each.error) for each in written] == [
+        ("in/a", None), ("/", "invalid_path"), ("/etc/x", "permission_denied"), ("b", None),
+    ]  # fmt: skip
     read = box.download_files(["in/a", "none", "/workspace", "b"])
     assert [(each.content, each.error) for each in read] == [
         (b"\xff", None), (None, "file_not_found"), (None, "invalid_path"), (b"", None),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+from tests.support.expect import refused
 from tests.support.screen import Screen
 
 from sandkeep.compat import crafty
@@ -47,10 +48,10 @@ def sandbox_id(project: str) -> str:
     return crafty.create_sandbox(crafty.create_image(project, False, Provider.LOCAL), Provider.LOCAL)
 
 
-SIGNATURES: dict[str, tuple[dict[str, type], dict[str, Any]]] = {
+SIGNATURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "create_image": ({"file_path": str, "clean": bool, "provider": Provider, "return": str}, {}),
     "list_images": ({"return": tuple[str, ...]}, {}),
-    "create_sandbox": ({"image_id": str, "provider": Provider, "ssh": bool, "return": str}, {"ssh": False}),
+    "create_sandbox": ({"image_id": str, "provider": Provider, "ssh": bool | None, "return": str}, {"ssh": None}),
     "list_sandboxes": ({"list_all": bool, "return": tuple[str, ...]}, {"list_all": False}),
     "connect_to_sandbox": ({"sandbox_id": str, "return": type(None)}, {}),
     "terminate_sandbox": ({"sandbox_id": str, "return": type(None)}, {}),
@@ -122,43 +123,52 @@ def test_the_same_content_is_the_same_image_unless_it_is_wanted_clean(project: s
     assert {first, fresh} <= set(crafty.list_images())
 
 
-def test_ids_that_are_listed_can_be_passed_back(project: str, sandbox_id: str) -> None:
-    crafty.launch_background_process("one", sandbox_id, "echo one; exec sleep 1000")
+def test_what_is_listed_can_be_passed_back(project: str, sandbox_id: str) -> None:
+    """Names of processes, too, and ids everywhere in their place."""
+    crafty.launch_background_process("only-one", sandbox_id, "echo one; exec sleep 1000")
     for listed, records, get in (
         (crafty.list_images(), crafty.list_images_records(), crafty.get_image),
         (crafty.list_sandboxes(), crafty.list_sandboxes_records(), crafty.get_sandbox),
-        (crafty.list_processes(), crafty.list_processes_records(), crafty.get_process),
     ):
         assert [get(each) for each in listed] == list(records)
-    [process_id] = [each for each in crafty.list_processes() if crafty.get_process(each).sandbox_id == sandbox_id]
-    crafty.kill_process(process_id, sandbox_id)
-    assert crafty.get_process("one", sandbox_id).is_terminated
-    with pytest.raises(SandkeepError) as refused:
-        crafty.get_process("one")
-    assert refused.value.code == "not_found"
+    assert list(crafty.list_processes()) == [record.name for record in crafty.list_processes_records()]
+    assert "only-one" in crafty.list_processes()
+    one = crafty.get_process("only-one")
+    assert crafty.get_process(one.process_id) == crafty.get_process("only-one", sandbox_id) == one
+    assert crafty.get_process(one.process_id, sandbox_id) == one
+    other = crafty.create_sandbox(crafty.create_image(project, False, Provider.LOCAL), Provider.LOCAL)
+    crafty.launch_background_process("only-one", other, "exec sleep 1000")
+    assert "give its sandbox too" in refused("invalid", crafty.get_process, "only-one").message
+    crafty.kill_process(one.process_id, sandbox_id)
+    assert crafty.get_process("only-one", sandbox_id).is_terminated
+    crafty.kill_process("only-one", other)
+    refused("not_found", crafty.get_process, "another")
 
 
-def test_the_code_of_a_local_sandbox_is_shown_in_the_home(project: str, home: Path) -> None:
+def test_a_local_sandbox_is_its_directory_in_the_home(project: str, home: Path) -> None:
+    """The same files both ways."""
     image_id = crafty.create_image(project, False, Provider.LOCAL)
     image = crafty.get_image(image_id)
     assert isinstance(image, crafty.LocalImageRecord)
-    assert (Path(image.image_path) / "main.txt").read_text() == "first\n"
+    assert (image.image_path / "main.txt").read_text() == "first\n"
     sandbox_id = crafty.create_sandbox(image_id, Provider.LOCAL)
     shown = home / ".crafty" / "local_sandboxes" / sandbox_id
     assert (shown / "main.txt").read_text() == "first\n"
     assert (shown / "venv" / "bin" / "tool").stat().st_mode & 0o777 == 0o755
-    assert shown.stat().st_mode & 0o777 == 0o700
+    assert shown.parent.stat().st_mode & 0o777 == 0o700
     (shown / "main.txt").write_text("mine\n")
+    (shown / "fresh").write_text("fresh\n")
 
     executor = crafty.get_executor(sandbox_id)
-    assert executor.run_command("echo second >main.txt; rm -r venv; ln -s /etc out; mkdir -m 500 locked").wait() == 0
+    assert executor.read_file("main.txt") == "mine\n"
+    assert executor.read_file("fresh") == "fresh\n"
+    assert executor.run_command("echo second >main.txt; rm -r venv fresh; ln -s /etc out").wait() == 0
+    assert (shown / "main.txt").read_text() == "second\n"
+    assert sorted(path.name for path in shown.iterdir()) == [".dockerignore", "main.txt", "node_modules", "out"]
+    assert (Path(project) / "main.txt").read_text() == "first\n"
     record = crafty.get_sandbox(sandbox_id)
     assert isinstance(record, crafty.LocalSandboxRecord)
-    assert (record.sandbox_path, record.tmux_session_name, record.is_closed) == (str(shown), "shell", False)
-    assert (shown / "main.txt").read_text() == "second\n"
-    assert not (shown / "venv").exists()
-    assert (shown / "out").readlink() == Path("/etc")
-    assert executor.read_file("main.txt") == "second\n"
+    assert (record.sandbox_path, record.tmux_session_name, record.is_closed) == (shown, "shell", False)
 
     crafty.terminate_sandbox(sandbox_id)
     assert list(shown.parent.iterdir()) == []
@@ -166,7 +176,7 @@ def test_the_code_of_a_local_sandbox_is_shown_in_the_home(project: str, home: Pa
     assert Path("/etc/passwd").exists()
 
 
-def test_copies_at_the_same_time_each_show_all(sandbox_id: str, home: Path) -> None:
+def test_directories_made_at_the_same_time_are_each_whole(sandbox_id: str, home: Path) -> None:
     with ThreadPoolExecutor() as pool:
         for record in pool.map(crafty.get_sandbox, [sandbox_id] * 8):
             assert isinstance(record, crafty.LocalSandboxRecord)
@@ -176,7 +186,30 @@ def test_copies_at_the_same_time_each_show_all(sandbox_id: str, home: Path) -> N
     assert shown == [".dockerignore", "main.txt", "node_modules", "venv"]
 
 
+@pytest.fixture
+def other_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workspaces of root's daemon are out of reach for those who are not root."""
+    monkeypatch.setattr(crafty.local_directories, "_reachable", lambda _: None)
+
+
+@pytest.mark.usefixtures("other_user")
+def test_a_user_of_roots_daemon_has_a_copy(sandbox_id: str, home: Path) -> None:
+    shown = home / ".crafty" / "local_sandboxes" / sandbox_id
+    crafty.get_sandbox(sandbox_id)
+    assert not shown.is_symlink()
+    (shown / "main.txt").write_text("mine\n")
+    executor = crafty.get_executor(sandbox_id)
+    assert executor.run_command("ln -s /etc out; mkdir -m 500 locked").wait() == 0
+    crafty.get_sandbox(sandbox_id)
+    assert (shown / "main.txt").read_text() == executor.read_file("main.txt") == "first\n"
+    assert (shown / "out").readlink() == Path("/etc")
+    crafty.terminate_sandbox(sandbox_id)
+    assert list(shown.parent.iterdir()) == []
+
+
+@pytest.mark.usefixtures("other_user")
 def test_code_that_cannot_be_shown_is_a_warning(sandbox_id: str, home: Path) -> None:
+    crafty.get_sandbox(sandbox_id)
     executor = crafty.get_executor(sandbox_id)
     assert executor.run_command("echo second >main.txt; mkdir locked; chmod 0 locked").wait() == 0
     with pytest.warns(UserWarning, match="does not show the sandbox's code as it is now"):
@@ -261,6 +294,21 @@ def test_attaching_shows_the_process_and_leaving_lets_it_go_on(sandbox_id: str, 
     screen.press("C-b", "d")
     screen.until("left")
     assert not crafty.get_process("ear", sandbox_id).is_terminated
+
+
+@pytest.mark.needs("tmux")
+def test_tmux_on_the_host_attaches_to_a_process(sandbox_id: str, screen: Screen, tmp_path: Path) -> None:
+    """By a session of the host's own tmux, which runs the command of the guide: the sandbox's is not trusted."""
+    crafty.launch_background_process("ear", sandbox_id, 'while read -r line; do echo "it heard $line"; done')
+    tmux = f"env -u TMUX tmux -f /dev/null -S {tmp_path}/host"
+    screen.enter(f"clear; {tmux} new-session -d -s ear $PY -m sandkeep.cli attach {sandbox_id} ear")
+    try:
+        screen.enter(f"{tmux} attach -t ear; echo left")
+        screen.enter("hello")
+        screen.until("it heard hello")
+    finally:
+        crafty.kill_process("ear", sandbox_id)
+    screen.until("left")
 
 
 @pytest.mark.needs("tmux")

@@ -122,10 +122,11 @@ def test_the_flow_from_an_image_to_the_end(provider: Provider, project: str) -> 
     assert executor.read_file("main.txt") == "second\n"
     assert Path(project, "main.txt").read_text() == "first\n"
 
-    [server_id] = crafty.list_processes()
+    assert crafty.list_processes() == ("server",)
+    [server] = crafty.list_processes_records()
     names = [record.name for record in crafty.list_processes_records(list_all=True)]
     assert names == ["server", "build", "build"]
-    assert crafty.get_process(server_id).tmux_session_name == "server"
+    assert crafty.get_process(server.process_id).tmux_session_name == "server"
 
     with attached("server", sandbox_id) as (program, printed):
         until(lambda: b"waiting" in printed, seen=lambda: bytes(printed))
@@ -158,10 +159,10 @@ def test_records_have_what_the_provider_knows_them_by(
     assert (image.provider, sandbox.provider, sandbox.image_id) == (provider, provider, image_id)
     if provider is Provider.LOCAL:
         assert isinstance(image, crafty.LocalImageRecord)
-        assert Path(image.image_path, "main.txt").read_text() == "first\n"
+        assert (image.image_path / "main.txt").read_text() == "first\n"
         assert isinstance(sandbox, crafty.LocalSandboxRecord)
-        assert sandbox.sandbox_path == os.path.expanduser(f"~/.crafty/local_sandboxes/{sandbox_id}")
-        assert Path(sandbox.sandbox_path, "main.txt").read_text() == "first\n"
+        assert sandbox.sandbox_path == Path(os.path.expanduser("~/.crafty/local_sandboxes"), sandbox_id)
+        assert (sandbox.sandbox_path / "main.txt").read_text() == "first\n"
     if provider is Provider.DOCKER:
         container = request.getfixturevalue("dockerd").container_of(sandbox_id)
         assert isinstance(image, crafty.DockerImageRecord)

@@ -54,11 +54,11 @@ def said(command: list[str], *words: str) -> "subprocess.CompletedProcess[str]":
 
 def test_a_client_gets_in_with_its_key_and_trusts_no_other_server(project: str, home: Path, modal: Any) -> None:
     image_id = crafty.create_image(project, False, Provider.MODAL)
-    sandbox_id = crafty.create_sandbox(image_id, Provider.MODAL, ssh=True)
+    sandbox_id = crafty.create_sandbox(image_id, Provider.MODAL)
     access = crafty.get_ssh(sandbox_id)
-    assert Path(access.identity_file).stat().st_mode & 0o777 == 0o600
-    assert Path(access.identity_file).parent.stat().st_mode & 0o777 == 0o700
-    assert home in Path(access.known_hosts_file).parents
+    assert access.identity_file.stat().st_mode & 0o777 == 0o600
+    assert access.identity_file.parent.stat().st_mode & 0o777 == 0o700
+    assert home in access.known_hosts_file.parents
     crafty.get_executor(sandbox_id).write_file("/workspace/note", "from outside\n")
     done = said(access.command, "cat /workspace/note; echo $SSH_HOST_KEY.$SSH_AUTHORIZED_KEY; exit 7")
     assert (done.returncode, done.stdout) == (7, "from outside\n.\n"), done.stderr
@@ -66,12 +66,12 @@ def test_a_client_gets_in_with_its_key_and_trusts_no_other_server(project: str, 
 
     other = home / "other"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True)
-    stranger = [str(other) if word == access.identity_file else word for word in access.command]
+    stranger = [str(other) if word == str(access.identity_file) else word for word in access.command]
     done = said(stranger, "true")
     assert done.returncode == 255
     assert "Permission denied (publickey)" in done.stderr
 
-    known = Path(access.known_hosts_file)
+    known = access.known_hosts_file
     name, kind, _ = known.read_text().split()
     known.write_text(f"{name} {kind} {Path(f'{other}.pub').read_text().split()[1]}\n")
     done = said(access.command, "true")
@@ -79,7 +79,7 @@ def test_a_client_gets_in_with_its_key_and_trusts_no_other_server(project: str, 
     assert "Host key verification failed" in done.stderr
 
     crafty.terminate_sandbox(sandbox_id)
-    assert not Path(access.identity_file).exists()
+    assert not access.identity_file.exists()
     refused("not_found", crafty.get_ssh, sandbox_id)
 
 
@@ -105,9 +105,10 @@ def test_an_image_without_a_server_leaves_no_sandbox(home: Path, tmp_path: Path)
     assert "install openssh-server in its image (there is no sshd)" in error.message
     assert crafty.list_sandboxes() == ()
     assert list((home / ".crafty" / "ssh").iterdir()) == []
-    plain = crafty.create_sandbox(image_id, Provider.MODAL)
-    refused("not_supported", crafty.get_ssh, plain)
-    crafty.terminate_sandbox(plain)
+    for options, code in (({}, "not_found"), ({"ssh": False}, "not_supported")):
+        plain = crafty.create_sandbox(image_id, Provider.MODAL, **options)
+        assert "openssh-server" in refused(code, crafty.get_ssh, plain).message
+        crafty.terminate_sandbox(plain)
 
 
 def test_only_modal_has_tunnels() -> None:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from docker import APIClient
 from tests.conftest import ENGINES, RunningDaemon, daemon_in
 from tests.support.expect import refused
 
@@ -66,7 +67,9 @@ def test_a_branch_has_the_project_without_what_is_ignored(sandbox: Any, project:
     container_id = sandbox.setup_branch(0, 1, project)
     assert re.fullmatch(r"gcri_(branch|local)_0_1_[0-9a-f]{8}", container_id)
     found = sandbox.execute_command(container_id, "find . -mindepth 1 | LC_ALL=C sort")
-    assert found.split() == ["./binary", "./dangling", "./link", "./main.txt", "./sub", "./sub/kept"]
+    assert found.split() == [
+        "./.gcri_baseline", "./binary", "./dangling", "./link", "./main.txt", "./sub", "./sub/kept",
+    ]  # fmt: skip
     assert sandbox.execute_command(container_id, "pwd; readlink link dangling; wc -c <binary").split() == [
         "/workspace", "/etc/hostname", "nowhere", "256",
     ]  # fmt: skip
@@ -252,6 +255,86 @@ def test_a_conflict_leaves_nothing_and_is_decided_by_selection_or_policy(
         assert (client.sandbox.list().sandboxes, client.image.list().images) == ([], [])
 
 
+def test_merged_containers_have_the_later_version_of_what_clashes(
+    sandbox: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The originals' own manager goes on with the first source, were this an error."""
+    (tmp_path / "lines").write_text(LINES)
+    (tmp_path / "gone").write_text("gone\n")
+    ids = [sandbox.setup_branch(0, branch, str(tmp_path)) for branch in range(3)]
+    sandbox.execute_command(ids[0], "sed -i 's/line 2$/TWO/; s/line 9$/of 0/' lines; echo 0 >same; echo edit >gone")
+    sandbox.execute_command(ids[1], "sed -i 's/line 9$/of 1/' lines; echo 1 >same; rm gone")
+    assert sandbox.merge_containers([ids[0], ids[0]], str(tmp_path)) == ids[0]
+    refused("invalid", sandbox.merge_containers, [], str(tmp_path))
+    merged = sandbox.merge_containers(ids, str(tmp_path))
+    assert re.fullmatch(r"gcri_merged_[0-9a-f]{8}", merged)
+    text = LINES.replace("line 2\n", "TWO\n").replace("line 9", "of 1")
+    expected = {"lines": text, "same": "1\n", "gone": "edit\n"}
+    assert sandbox.get_container_files(merged) == expected
+    assert "changed differently, and taken from the later branch: gone, lines, same" in caplog.messages
+
+    sandbox.config = SandboxConfig(merge_policy="fail")
+    assert "gone, lines, same" in refused("merge_conflict", sandbox.merge_containers, ids, str(tmp_path)).message
+
+    clone = sandbox.clone_container(merged, 1, 0)
+    assert sandbox.get_container(1, 0) == clone != merged
+    sandbox.execute_command(clone, "echo more >more; mkdir venv; echo v >venv/v")
+    assert sandbox.get_container_files(clone) == {**expected, "more": "more\n"}
+    assert "more" not in sandbox.get_container_files(merged)
+    sandbox.commit_to_host(clone, str(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == {"lines", "same", "gone", "more"}
+    sandbox.clean_up_container(clone)
+    assert sandbox.get_container_files(clone) == {}
+
+
+def test_argv_is_executed_as_it_is(sandbox: Any, project: str) -> None:
+    container_id = sandbox.setup_branch(0, 0, project)
+
+    def run(*argv: str, **options: bool) -> str:
+        output: str = sandbox._execute_in_container(container_id, list(argv), **options)
+        return output
+
+    assert run("printf", "%s|", "a  b", "$HOME") == "a  b|$HOME|"
+    assert run("sh", "-c", "echo out; echo err >&2") == "out\nerr\n"
+    assert run("sh", "-c", "echo out; echo err >&2", stdout_only=True) == "out\n"
+    assert run("true", stdout_only=True) == ""
+    assert run("sh", "-c", "echo out; echo err >&2; exit 4", stdout_only=True) == "Error (exit 4): err"
+    big = run("sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x", stdout_only=True)
+    assert len(big) == 3_000_000
+    found = run("find", ".", "-newer", ".gcri_baseline", "-type", "f", stdout_only=True)
+    assert found == ""
+
+
+@pytest.mark.needs("docker")
+def test_containers_are_written_to_outside_of_the_workspace_if_configured(
+    daemon: RunningDaemon, dockerd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`docker` finds them by their ids, in a label."""
+    monkeypatch.setenv("SANDKEEP_SOCKET", daemon.socket)
+    pip = "RUN printf '#!/bin/sh\\necho pip \"$@\" >>/usr/installed\\n' >/usr/bin/pip && chmod 755 /usr/bin/pip"
+    image = dockerd.derived("test/pip:1", f"FROM {dockerd.python()}\n{pip}\n")
+    (tmp_path / "requirements.txt").write_text("something\n")
+    sandbox = DockerSandbox({"image": image, "network_mode": "none", "timeout": 60, "writable_root": True})
+    try:
+        ids = [sandbox.setup_branch(0, branch, str(tmp_path)) for branch in range(2)]
+        for branch, container_id in enumerate(ids):
+            command = f"cat /usr/installed; echo tool >/usr/tool; chown 1:1 /usr/tool; echo {branch} >{branch}"
+            assert sandbox.execute_command(container_id, command) == "pip install -q -r requirements.txt\n"
+        clone = sandbox.clone_container(ids[0], 1, 0)
+        assert sandbox.execute_command(clone, "cat /usr/tool") == "tool\n"
+        verified = sandbox.setup_verification_branches(
+            0, [{"index": 0, "source_indices": [0, 1]}], dict(enumerate(ids))
+        )
+        said = sandbox.execute_command(verified[0], "cat 0 1 /usr/installed; ls /usr/tool; echo x >/usr/x")
+        assert said.startswith("0\n1\npip install -q -r requirements.txt\nls: cannot access '/usr/tool'")
+        with APIClient(dockerd.host) as engine:
+            for container_id in (*ids, clone, verified[0]):
+                [container] = engine.containers(filters={"label": f"gcri.name={container_id}"})
+                assert container["State"] == "running"
+    finally:
+        sandbox.clean_up_all()
+
+
 @pytest.mark.parametrize(
     ("branch", "field"),
     [
@@ -368,7 +451,7 @@ def test_the_defaults() -> None:
     assert (default.image, default.timeout, default.memory_limit, default.cpu_limit) == (
         "python:3.11-slim", 60, "512m", 1.0,
     )  # fmt: skip
-    assert (default.network_mode, default.enabled, default.merge_policy) == ("bridge", True, "fail")
+    assert (default.network_mode, default.enabled, default.merge_policy) == ("bridge", True, None)
     assert default.ignore == (".git", "__pycache__", "venv", "node_modules", ".gcri")
     assert (*default.ignore, "env", ".idea", ".vscode") == IGNORED_AT_HEAD
 

@@ -125,7 +125,7 @@ async def test_a_log_that_cannot_be_written_anew_is_tried_again_until_it_can(log
         log._writer._distrusted = True
         os.mkdir(f"{log_of_ten}.copy")
         for _ in range(2):
-            with pytest.raises(SandkeepError, match="mend the disk"):
+            with pytest.raises(SandkeepError, match="repair the disk"):
                 await log.append([NewEvent("prc_new", ProcessStarted(pid=1), "sbx_1")], NOBODY)
             await log.try_again()
             await log.answers()

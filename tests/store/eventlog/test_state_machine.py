@@ -190,10 +190,10 @@ def _runs(count: int) -> settings:
     )
 
 
-class TestLogMachine(LogMachine.TestCase):
+class TestLogMachine(LogMachine.TestCase):  # type: ignore[name-defined]  # hypothesis makes it
     settings = _runs(20)
 
 
 @pytest.mark.soak
-class TestLogMachineForLong(LogMachine.TestCase):
+class TestLogMachineForLong(LogMachine.TestCase):  # type: ignore[name-defined]  # hypothesis makes it
     settings = _runs(times(400))

@@ -275,10 +275,10 @@ class Interleavings(RuleBasedStateMachine):
                 daemon.crash()
 
 
-class TestInterleavings(Interleavings.TestCase):
+class TestInterleavings(Interleavings.TestCase):  # type: ignore[name-defined]  # hypothesis makes it
     settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
 
 
 @pytest.mark.soak
-class TestInterleavingsForLong(Interleavings.TestCase):
+class TestInterleavingsForLong(Interleavings.TestCase):  # type: ignore[name-defined]  # hypothesis makes it
     settings = settings(max_examples=times(5000), stateful_step_count=80, deadline=None)

@@ -191,10 +191,10 @@ class LockMachine(RuleBasedStateMachine):
         return keys
 
 
-class TestLocks(LockMachine.TestCase):
+class TestLocks(LockMachine.TestCase):  # type: ignore[name-defined]  # hypothesis makes it
     settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.soak
-class TestLocksForLong(LockMachine.TestCase):
+class TestLocksForLong(LockMachine.TestCase):  # type: ignore[name-defined]  # hypothesis makes it
     settings = settings(max_examples=times(2000), stateful_step_count=40, deadline=None)

@@ -368,7 +368,7 @@ def _fail(answer: _Answer, target: str, commit: str, changes: Sequence[Change]) 
         case "failed":
             raise _system_error(answer.errno, target, rest)
         case "stopped":
-            message = f"the program that writes in {target} was told to stop, and changed nothing: try again"
+            message = f"the program that writes in {target} was stopped before it changed anything: try again"
             raise ProviderError("provider_unavailable", message, **rest)
         case "invalid":
             raise CallerError(
@@ -376,10 +376,10 @@ def _fail(answer: _Answer, target: str, commit: str, changes: Sequence[Change]) 
             )
         case "foreign":
             directory = _staging(target, commit)
-            message = f"{directory} was moved or replaced, so nothing was taken back: compare {target} with branch.plan"
+            message = f"{directory} was moved or replaced, so nothing was undone: compare {target} with branch.plan"
             raise StateError("host_changed", message)
         case "moved":
-            message = f"{target} is not the directory any more that {commit} began to change: nothing was taken back"
+            message = f"{target} is no longer the directory that {commit} began to change: nothing was undone"
             raise StateError("host_changed", message)
         case "journal":
             reason = _reason(answer.errno)

@@ -102,7 +102,7 @@ class Layers:
             run = run_tool(argv, stdin=place)
         if run.returncode:
             why = run.stderr.decode(errors="replace")[:300]
-            raise ProviderError("provider_unavailable", f"files could not be given to their owner: {why}")
+            raise ProviderError("provider_unavailable", f"cannot chown the sandbox's files: {why}")
 
     def size_bytes(self, path: str) -> int:
         """Return the bytes that an immutable directory occupies."""

@@ -117,7 +117,7 @@ class Builder:
         path = request.dockerfile or "Dockerfile"
         content = await in_thread(read_below, tree, path, dockerfile.MOST_BYTES)
         if content is None:
-            raise CallerError("invalid", f"dockerfile: {path} is no file below {request.source}", field="dockerfile")
+            raise CallerError("invalid", f"dockerfile: {path} not found under {request.source}", field="dockerfile")
         read = dockerfile.read(content)
         ids, fresh = dict[str, str](), request.clean
         for image in read.images:
@@ -135,11 +135,13 @@ class Builder:
         base = await self._references.require(request.base, request, caller, progress)
         config = base.get("Config") or {}
         if config.get("OnBuild"):
-            message = f"base: {request.base} says what is to be done with a directory (ONBUILD): use a Dockerfile"
+            message = f"base: {request.base} has ONBUILD instructions: use a Dockerfile"
             raise CallerError("invalid", message, field="base")
         user = docker.USER() or config.get("User") or ""
         if user and not _USER.fullmatch(user):
-            raise CallerError("invalid", f"base: the user of {request.base} is not understood", field="base")
+            raise CallerError(
+                "invalid", f"base: cannot resolve the user of {request.base}: use a Dockerfile", field="base"
+            )
         owner = f"--chown={user} " if user else ""
         lines = [f"FROM {base['Id']}", f"COPY {owner}{TREE}/ {WORKSPACE}/", f"WORKDIR {WORKSPACE}"]
         return dockerfile.of_ours(lines)
@@ -264,7 +266,7 @@ def _check_may_build(caller: Caller) -> None:
     if allowed == "all" or (allowed != "none" and (caller.uid in (0, os.geteuid()) or _is_member(caller, allowed))):
         return
     who = "nobody" if allowed == "none" else f"only root and the group {allowed}"
-    message = f"source: {who} may build by a Dockerfile, says the administrator by {docker.BUILDERS.name}"
+    message = f"source: {who} may build from a Dockerfile, as the administrator set {docker.BUILDERS.name}"
     raise CallerError("permission_denied", message, field="source")
 
 

@@ -230,7 +230,7 @@ def _give_workspace(client: Client, plan: Plan) -> None:
         argv = ["chown", "-R", "-h", "-P", f"{plan.uid}:{plan.gid}", "--", f"/proc/self/fd/{opened}/."]
         done = run_tool(argv, descriptors=[opened])
     if done.returncode:
-        message = f"the workspace could not be given to its user: {stderr_of(done)}"
+        message = f"cannot chown the workspace to its user: {stderr_of(done)}"
         raise ProviderError("provider_unavailable", message)
 
 
@@ -270,7 +270,7 @@ def _create(client: Client, job: Job, body: dict[str, Any]) -> str:
         try:
             made: str = client.create_container_from_config(body, name)["Id"]  # type: ignore[no-untyped-call]
         except ImageNotFound:
-            message = "its image is gone from the Docker engine: make the image again, with clean"
+            message = "its image is gone from the Docker engine: create it again, with clean"
             raise CallerError("not_found", message) from None
         except APIError as refused:
             if missing := _NO_SOURCE.search(str(refused.explanation)):
@@ -298,7 +298,7 @@ def _free_name(client: Client, name: str, job: Job) -> bool:
     if (marks.get(LOG_LABEL), marks.get(SANDBOX_LABEL)) != (job.log_id, job.sandbox_id):
         if job.spec.session_id is not None:
             return False
-        message = f"the container {name} is not ours: remove it, or choose another id"
+        message = f"the container {name} is not Sandkeep's: remove it, or choose another id"
         raise StateError("conflict", message, sandbox_id=job.sandbox_id)
     _remove_container(client, found["Id"])
     return True

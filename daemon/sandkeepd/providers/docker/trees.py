@@ -105,7 +105,7 @@ def layers_of(found: Mapping[str, Any]) -> list[str]:
     driver = found.get("GraphDriver") or {}
     data = driver.get("Data") or {}
     if driver.get("Name") != DRIVER or not os.path.isdir(data.get("UpperDir", "")):
-        message = f"the files of its containers are not to be had from this Docker engine: it needs {DRIVER}, and root"
+        message = f"this Docker engine gives no access to the files of its containers: it needs {DRIVER}, and root"
         raise SetupError("not_supported", message)
     lower = data.get("LowerDir") or ""
     return [data["UpperDir"], *(lower.split(":") if lower else ())]

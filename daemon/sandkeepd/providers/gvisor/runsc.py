@@ -86,7 +86,7 @@ def version() -> str:
     done = run_tool([found, "--version"], timeout_s=20) if found else None
     match = _VERSION.search(done.stdout) if done is not None else None
     if match is None:
-        raise ProviderError("provider_unavailable", "runsc is missing, or does not tell its version: install runsc")
+        raise ProviderError("provider_unavailable", "runsc is missing, or does not report its version: install runsc")
     return match[1].decode(errors="replace")
 
 

@@ -82,7 +82,7 @@ def prepare_namespace(api: Api, machine: str) -> str:
         name = str(body["metadata"]["name"])
         found = api.document(kind, name) or _create(api, kind, body) or api.document(kind, name) or {}
         if _content(found) != _content(body):
-            message = f"{name} ({kind.plural}) is not as Sandkeep makes it: see who changed it, and delete it"
+            message = f"{name} ({kind.plural}) was changed by another program: find out which, then delete the object"
             raise ProviderError("provider_unavailable", message)
     return str(keeper["metadata"]["name"])
 

@@ -213,7 +213,7 @@ class Objects:
         sandbox = await self._cluster.call(lambda api: api.get(kind, name))
         if sandbox is None or sandbox.controller != claim.uid:
             message = (
-                f"the cluster gave the SandboxClaim {claim.name} a Sandbox that is not its own: see its controller"
+                f"the cluster gave the SandboxClaim {claim.name} a Sandbox that is not its own: check its controller"
             )
             raise ProviderError("provider_unavailable", message)
         return replace(claim, owner=sandbox.metadata.uid)
@@ -364,8 +364,8 @@ def _require_fresh(pod: Observed) -> None:
     restored = pod.condition("PodRestored")
     if restored.status == "True":
         message = (
-            f"the cluster restored pod {pod.metadata.name} from a pod snapshot, which nobody asked for: have the "
-            f"snapshots of its policy grouped by the label {SANDBOX_LABEL}"
+            f"the cluster restored pod {pod.metadata.name} from a pod snapshot that was not requested: "
+            f"have its policy group the snapshots by the label {SANDBOX_LABEL}"
         )
         raise ProviderError("provider_unavailable", message)
 
@@ -373,7 +373,7 @@ def _require_fresh(pod: Observed) -> None:
 def _is_restored(pod: Observed, snapshot: str) -> bool:
     state = restore_state(msgspec.to_builtins(pod), snapshot)
     if state == "fresh":
-        message = f"pod {pod.metadata.name} started without the pod snapshot {snapshot}: does its controller run?"
+        message = f"pod {pod.metadata.name} started without the pod snapshot {snapshot}: check its controller"
         raise ProviderError("provider_unavailable", message)
     return state == "restored"
 

@@ -30,7 +30,7 @@ REFERENCES: Final = "a cluster pulls images from registries: build it, push it, 
 VOLUMES: Final = "sandboxes in a cluster have no volumes of this machine: copy files into the workspace"
 
 
-TEMPLATE_ROOT: Final = "writable_root: the template decides on that: leave it out"
+TEMPLATE_ROOT: Final = "writable_root: the template determines that: leave it out"
 DISK: Final = "a cluster only measures what a pod writes, and evicts one that it finds beyond its limit"
 
 
@@ -120,7 +120,7 @@ def _require_possible(spec: SandboxSpec, *, is_claim: bool) -> None:
     if spec.writable_root and is_claim:
         raise SetupError("not_supported", TEMPLATE_ROOT, field="writable_root")
     if is_claim and named:
-        message = f"the template decides on {named[0]}: leave it out, or make the image of a reference"
+        message = f"the template determines {named[0]}: leave it out, or make the image of a reference"
         raise SetupError("not_supported", message, field=named[0])
     for name in spec.labels:
         if name.startswith(RESERVED):

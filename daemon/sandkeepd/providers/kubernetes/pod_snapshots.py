@@ -52,7 +52,7 @@ ANSWERED_S: Final = 60.0
 """Seconds for the requests before and after that."""
 
 CHECKPOINT_LABEL: Final = "sandkeep.checkpoint"
-_IN_PLACE: Final = "a pod is not restored over itself: restore the checkpoint as a new sandbox"
+_IN_PLACE: Final = "a pod cannot be restored in place: restore the checkpoint as a new sandbox"
 _CLAIMED: Final = "a pod of a SandboxClaim is its controller's to start: make a checkpoint, and restore that"
 
 

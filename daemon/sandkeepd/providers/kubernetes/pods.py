@@ -120,6 +120,6 @@ async def _turn(limiter: trio.CapacityLimiter) -> AsyncIterator[None]:
 def _not_copied(stderr: bytes) -> ProviderError:
     why = " ".join(stderr.decode(errors="replace").split())[:300] or "it has no shell"
     message = (
-        f"the keeper cannot be put into the template's container: {why}: it needs sh, and a /tmp that can be written"
+        f"cannot install the keeper in the template's container: {why}: it needs sh, and a /tmp that can be written"
     )
     return ProviderError("provider_unavailable", message)

@@ -186,7 +186,7 @@ class Requests:
 
     def nonsense(self, why: str) -> NonsenseError:
         """Return the error for an answer that no API server gives."""
-        message = f"the API server at {self.server} sent nonsense: {self.readable(why)}: see KUBECONFIG"
+        message = f"the API server at {self.server} sent an invalid response: {self.readable(why)}: see KUBECONFIG"
         return NonsenseError("provider_unavailable", message, engine=ENGINE)
 
     def close(self) -> None:

@@ -217,11 +217,13 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
             started = await self._starts(in_fresh_thread, functools.partial(start, job))
         plan, files = job.plan, job.files
         workspace = WORKSPACE if plan.mechanism == "bubblewrap" else started.workspace
+        # Nobody else sees the mount. The keeper cannot be moved to another root, nor a mount point be renamed.
+        host_path = workspace if plan.mechanism == "none" else f"/proc/{started.first.pid}/root{WORKSPACE}"
         handle = Handle(first=started.first, files=files, workspace=workspace, secrets=list(secrets))
         isolation = Isolation(
             mechanism=plan.mechanism, files=files, host_uid=os.geteuid() if plan.uid is None else plan.uid,
             workspace=workspace, limits=local_plan.shown_limits(plan, own_disk=job.own_disk),
-            notes=local_plan.notes(plan, files, found),
+            notes=local_plan.notes(plan, files, found), host_path=host_path,
         )  # fmt: skip
         instance = self._hold(job.sandbox_id, spec, plan, isolation, handle)
         if instance is None:

@@ -201,7 +201,7 @@ def _copy_files(job: Job) -> None:
             argv = ["chown", "-R", "-h", f"{job.plan.uid}:{job.plan.gid}", "--", f"/proc/self/fd/{opened}/."]
             done = run_tool(argv, descriptors=[opened])
         if done.returncode:
-            message = f"the files could not be given to their user: {stderr_of(done)}"
+            message = f"cannot chown the files to their user: {stderr_of(done)}"
             raise ProviderError("provider_unavailable", message)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sandkeepd")
 
-IMAGE_FILES: Final = "the files of Modal's images are there alone"
+IMAGE_FILES: Final = "the files of Modal's images exist only at Modal"
 
 
 class ModalSnapshots(StreamedSnapshots):

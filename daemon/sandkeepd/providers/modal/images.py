@@ -159,7 +159,7 @@ def _stage_build(place: str, request: ImageRequest) -> list[str]:
     path = request.dockerfile or _DOCKERFILE
     content = _read_below(f"{place}/tree", path)
     if content is None:
-        raise CallerError("invalid", f"dockerfile: {path} is no file below {request.source}", field="dockerfile")
+        raise CallerError("invalid", f"dockerfile: {path} not found under {request.source}", field="dockerfile")
     _write(f"{place}/{_DOCKERFILE}", content)
     ignored = _read_below(f"{place}/tree", f"{path}{_IGNORE}") or _read_below(f"{place}/tree", _IGNORE) or b""
     lines = (line.strip() for line in ignored.decode("utf-8", "replace").splitlines())

@@ -129,7 +129,7 @@ class ModalProvider(RelayedProvider[ModalInstance]):
             if error.code != "not_found":
                 raise
             (await self.service.sdk()).forget_app()
-            message = f"Modal has the app or the image no more: {error.message}: make the image again with --clean"
+            message = f"Modal no longer has the app or the image: {error.message}: make the image again with --clean"
             raise CallerError("not_found", message) from None
         return sandbox.object_id, sandbox
 
@@ -138,7 +138,7 @@ class ModalProvider(RelayedProvider[ModalInstance]):
         seconds, port = settings.START_S(), modal_plan.SSH_PORT
         host, public = await self.service.call(lambda sdk: sdk.tunnel(sandbox, port, seconds), seconds + ANSWER_S)
         if not HOST.fullmatch(host) or not 0 < public < 65536:
-            message = f"Modal gave an address for SSH that is none: {readable(host)}:{public}"
+            message = f"Modal gave an invalid address for SSH: {readable(host)}:{public}"
             raise ProviderError("provider_unavailable", message)
         return f"{host}:{public}"
 

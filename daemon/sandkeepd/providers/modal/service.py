@@ -33,8 +33,7 @@ AT_ONCE: Final = 16
 
 NO_ACCOUNT: Final = "no account of Modal is configured: set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
 MALFORMED: Final = (
-    "the token for Modal has a line break, or another character that none has: set MODAL_TOKEN_ID and "
-    "MODAL_TOKEN_SECRET anew"
+    "the token for Modal has a line break or another invalid character: set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET anew"
 )
 
 

@@ -49,7 +49,7 @@ class WorkTree:
         """
         if not os.path.isdir(directory):
             raise CallerError(
-                "invalid", f"{directory} is no directory: give one in a git work tree, or leave out --git"
+                "invalid", f"{directory} is not a directory: give one in a git work tree, or leave out --git"
             )
         inside = _git(directory, *_NO_BARE, "rev-parse", "--is-inside-work-tree")
         if inside.returncode != 0 or inside.stdout != b"true\n":

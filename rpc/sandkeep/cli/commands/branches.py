@@ -42,8 +42,8 @@ def create(
 ) -> None:
     """Create sandboxes that begin with the same files, one for each NAME, and print their names or ids.
 
-    SOURCE is a directory, an image, a snapshot, or a sandbox, of which they get the present files. A word with a slash,
-    or that is a directory here, is a directory.
+    SOURCE is a directory, an image, a snapshot, or a sandbox, of which they get the present files. A word with a slash
+    is a directory. One without, such as `project`, is refused if a directory has that name: give ./project.
     """
     begin = _source(source)
     if "source" not in begin and (ignore or provider):
@@ -64,8 +64,14 @@ def _source(word: str) -> dict[str, Any]:
     """Return the parameter that a word is meant for."""
     if not word:
         raise click.BadParameter("empty: give a directory, an image, a snapshot or a sandbox", param_hint="SOURCE")
-    if "/" in word or word.startswith("~") or os.path.isdir(word):
+    if "/" in word or word.startswith("~") or word in (".", ".."):
         return {"source": absolute_path(word, "SOURCE")}
+    if os.path.isdir(word):
+        message = (
+            f"{word!r} is a directory here, and could be the name of a sandbox: "
+            f"give ./{word} for the directory, or the sandbox's id"
+        )
+        raise click.BadParameter(message, param_hint="SOURCE")
     kinds = {IMAGE: "image_id", SNAPSHOT: "snapshot_id"}
     return {kinds.get(word.partition("_")[0] if "_" in word else "", "sandbox_id"): word}
 

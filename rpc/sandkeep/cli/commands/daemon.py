@@ -88,7 +88,8 @@ def _leftovers(foreign: list[str]) -> str:
         return ""
     more = re.fullmatch(r"and (\d+) more", foreign[-1])
     count = len(foreign) - 1 + int(more[1]) if more else len(foreign)
-    return f"{count} object{'' if count == 1 else 's'} of other logs, which no daemon here removes: see --json"
+    objects = "1 object" if count == 1 else f"{count} objects"
+    return f"{objects} of other logs (`foreign` of --json): remove them by hand, unless a daemon still uses them"
 
 
 def _counts(by_status: dict[str, int]) -> str:

@@ -122,10 +122,17 @@ class Policy(click.ParamType[dict[str, str]]):
     metavar="PATH=BRANCH",
     help="Take PATH, and all below it, from this branch (repeatable).",
 )
+@click.option(
+    "--workspace-only",
+    is_flag=True,
+    help="Leave out what branches with a writable root changed outside of their workspaces.",
+)
 @secret_option
 @label_option
 @common()
-def merge(front: Frontend, branches: tuple[str, ...], policy: Any, takes: Any, **options: Any) -> int:
+def merge(
+    front: Frontend, branches: tuple[str, ...], policy: Any, takes: Any, workspace_only: bool, **options: Any
+) -> int:
     """Merge branches over what they have in common into a new sandbox, and print its id.
 
     Where branches changed the same thing differently there are conflicts: then no sandbox is made yet, the conflicts
@@ -134,7 +141,7 @@ def merge(front: Frontend, branches: tuple[str, ...], policy: Any, takes: Any, *
     With the policy `union` all versions of lines follow one another, with `markers` they are marked as git does, and
     with ours:BRANCH that branch wins.
     """
-    options = non_empty(**options, **(policy or {}), takes=dict(takes))
+    options = non_empty(**options, **(policy or {}), takes=dict(takes), workspace_only=workspace_only or None)
     with front.client() as client:
         with progress("merging") as display:
             merged = client.branch.merge([*branches], progress=display, **options)

@@ -1,10 +1,10 @@
 """`prune`: remove the output of ended sandboxes, and images that nothing needs."""
 
-import sys
 from typing import Any
 
 import click
 
+from sandkeep.cli.confirmation import confirm, require_terminal
 from sandkeep.cli.display.output import echo, json_line, note, plain, size
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import Duration, Frontend, command, common, non_empty
@@ -23,12 +23,13 @@ def prune(front: Frontend, everything: bool, dry_run: bool, filters: tuple[str, 
     """Remove the output of ended sandboxes, and images that nothing needs, and print their ids.
 
     An image stays as long as a sandbox, snapshot, checkpoint, merge or session needs it. The events of the ended
-    sandboxes stay: `store compact` archives those. An administrator prunes everybody's objects. On a terminal it
-    asks for confirmation.
+    sandboxes stay: `store compact` archives those. An administrator prunes everybody's objects. It asks for
+    confirmation; without a terminal it needs --yes.
     """
+    require_terminal(yes or dry_run)
     options = non_empty(all=everything or None, older_than_s=_age_s(filters))
     with front.client() as client:
-        if not dry_run and not yes and sys.stdin.isatty():
+        if not dry_run and not yes:
             preview = _run(client, options, dry_run=True)
             if preview.sandboxes or preview.images:
                 _confirm(preview)
@@ -61,7 +62,7 @@ def _age_s(filters: tuple[str, ...]) -> float | None:
 def _confirm(report: PruneReport) -> None:
     output = f"the output of {_count(report.sandboxes, 'ended sandbox', 'es')} ({size(report.output_bytes)})"
     images = f"{_count(report.images, 'image', 's')} ({size(report.image_bytes)})"
-    click.confirm(f"Remove {output}, and {images}?", abort=True, err=True)
+    confirm(f"Remove {output}, and {images}?")
 
 
 def _show(report: PruneReport) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from sandkeep.blocking import Client
+from sandkeep.cli.confirmation import confirm, require_terminal
 from sandkeep.cli.display.output import (
     Column,
     age,
@@ -347,16 +348,17 @@ def rm(
     """Terminate sandboxes, with all their processes, and print their ids. Logs and history stay readable.
 
     --all, --label and --filter choose among your own, also for an administrator. They leave out sandboxes of sessions:
-    use `session close`. On a terminal they ask for confirmation.
+    use `session close`. They ask for confirmation; without a terminal they need --yes.
     """
     chosen = [word for word, given in (("--all", everything), ("--label", labels), ("--filter", filters)) if given]
     if bool(sandboxes) == bool(chosen):
         both = f", not SANDBOX and {chosen[0]}" if chosen else ""
         raise click.UsageError(f"give SANDBOX..., or --all, --label or --filter{both}")
     if not sandboxes:
+        require_terminal(yes)
         sandboxes = _own(front, Selection(labels, filters))
-        if sandboxes and not yes and sys.stdin.isatty():
-            click.confirm(f"Terminate {_count(sandboxes)}?", abort=True, err=True)
+        if sandboxes and not yes:
+            confirm(f"Terminate {_count(sandboxes)}?")
         note(f"sandkeep: terminating {_count(sandboxes)}")
     front.for_each("terminating", "sandbox.terminate", sandboxes)
 

@@ -175,10 +175,10 @@ def facts(pairs: Iterable[tuple[str, object]]) -> None:
         before = name
 
 
-def note(text: str) -> None:
+def note(text: str, end: str = "\n") -> None:
     """Print a message to stderr, without control characters. Errors, such as a closed terminal, are ignored."""
     with contextlib.suppress(OSError):
-        print(lines(text), file=sys.stderr, flush=True)  # noqa: T201  # the one place that does
+        print(lines(text), end=end, file=sys.stderr, flush=True)  # noqa: T201  # the one place that does
 
 
 LIMITS_MET: Final = {

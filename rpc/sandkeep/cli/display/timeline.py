@@ -14,6 +14,8 @@ RESTORABLE: Final = "◆"
 DELETED: Final = "◇"
 ROOMY: Final = 100
 """From this width on there is room for milliseconds."""
+NARROW: Final = 72
+"""Below this width types are not aligned, and names are cut, so that exit codes and errors are seen."""
 
 
 def _isolation(data: dict[str, Any]) -> str:
@@ -278,7 +280,7 @@ def elapsed(seconds: float) -> str:
 
 def line(event: Event, names: Names, room: int | None = None) -> str:
     """Format one event: its position, time, type, object, and summary."""
-    who = pad(names.of(event), WHO_COLUMNS)
+    who = _who(event, names, room)
     return _fit(f"{event.position:>5}  {clock(event, room)}  ", event, f"{who}  {detail(event)}", room)
 
 
@@ -286,9 +288,18 @@ def history_line(event: Event, seconds: float, names: Names, room: int | None = 
     """Format one event of a sandbox's life: its position, a sign if that moment was kept, and the time since the first.
     Events of the sandbox, or session, itself have no name.
     """
-    about = "" if event.type.startswith(("sandbox.", "session.")) else pad(names.of(event), WHO_COLUMNS) + "  "
+    about = "" if event.type.startswith(("sandbox.", "session.")) else _who(event, names, room) + "  "
     after = moment_summary(event.moment, event) if event.moment is not None else about + detail(event)
     return _fit(f"{event.position:>5} {sign(event)} {elapsed(seconds):>9}  ", event, after, room)
+
+
+def _who(event: Event, names: Names, room: int | None) -> str:
+    name = names.of(event)
+    return cut(name, WHO_COLUMNS) if _is_narrow(room) else pad(name, WHO_COLUMNS)
+
+
+def _is_narrow(room: int | None) -> bool:
+    return room is not None and room < NARROW
 
 
 def sign(event: Event) -> str:
@@ -307,7 +318,7 @@ def moment_summary(moment: Moment, event: Event) -> str:
 
 def _fit(before: str, event: Event, after: str, room: int | None) -> str:
     """The line in so much room, its type in a colour, and bold where a moment was kept."""
-    kind = plain(event.type).ljust(TYPE_COLUMNS)
+    kind = plain(event.type).ljust(0 if _is_narrow(room) else TYPE_COLUMNS)
     rest = cut(after, room and max(1, room - len(before) - len(kind) - 2))
     colour = COLOURS.get(event.type.partition(".")[2])
     return f"{paint(before, 'bold' if sign(event) == RESTORABLE else None)}{paint(kind, colour)}  {rest}".rstrip()

@@ -90,7 +90,7 @@ class Container:
 
     def _file(self, done: str, path: str, script: list[str], timeout_s: float, content: bytes = b"") -> bytes:
         if not path or "\0" in path:
-            raise CallerError("invalid", f"path: {path!r} is no path", field="path")
+            raise CallerError("invalid", f"path: {path!r} is not a path", field="path")
         try:
             stdout, stderr, exit_code = self._exec(["/bin/sh", "-c", *script], timeout_s, content)
         except _LateError:

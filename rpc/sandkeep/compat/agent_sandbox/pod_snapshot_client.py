@@ -217,7 +217,7 @@ class PodSnapshotSandboxClient(SandboxClient):
             # A pod of a warm pool ran before it had the annotation. Only a new pod starts from a snapshot.
             self._restart(deadline)
             if not self._is_restored(self._chosen, deadline):
-                message = f"sandbox {self.sandbox_name!r} began anew instead of from snapshot {self._chosen!r}"
+                message = f"sandbox {self.sandbox_name!r} started fresh instead of from snapshot {self._chosen!r}"
                 raise ProviderError("provider_unavailable", message)
         self.restored_from = self._chosen
 

@@ -9,7 +9,8 @@
     kill_process("server", sandbox_id)
     terminate_sandbox(sandbox_id)
 
-The ``list_*`` functions return ids; each has one beside it that returns records, of a type for each provider.
+The ``list_*`` functions return ids, of processes names; each has one beside it that returns records, of a type for each
+provider.
 
 Every process has a tmux session of its own wherever the sandbox has tmux. Where it has none the process has no
 terminal: all functions work alike, and its output and errors stay apart in the journal. What the originals left open is

@@ -66,25 +66,28 @@ def get_image(image_id: str) -> ImageRecord:
 # -- sandboxes --------------------------------------------------------------------------------------------------------
 
 
-def create_sandbox(image_id: str, provider: Provider, ssh: bool = False) -> str:
+def create_sandbox(image_id: str, provider: Provider, ssh: bool | None = None) -> str:
     """Start a sandbox from an image and return its id. The code of a local one is shown as by `get_sandbox`.
 
-    With `ssh`, one at Modal has an SSH server behind a public address: see `get_ssh`. That needs a network. Its image
-    needs openssh-server: otherwise `not_supported` is raised, and no sandbox is left.
+    One at Modal has a network, and an SSH server behind a public address, if its image has openssh-server: see
+    `get_ssh`. With ``ssh=True`` the lack of that raises `not_supported`, and no sandbox is left; with ``ssh=False`` it
+    has neither.
     """
-    if ssh and Provider(provider) is not Provider.MODAL:
+    at_modal = Provider(provider) is Provider.MODAL
+    if ssh and not at_modal:
         raise SetupError("not_supported", "ssh: only sandboxes at Modal have SSH servers: use connect_to_sandbox")
-    options: dict[str, Any] = {"labels": ssh_servers.LABELS, "network": "bridge"} if ssh else {}
+    with_ssh = at_modal if ssh is None else ssh
+    options: dict[str, Any] = {"labels": ssh_servers.LABELS, "network": "bridge"} if with_ssh else {}
     with daemon() as client:
         made: Sandbox = client.sandbox.create(image_id, provider=Provider(provider).value, **options)
-        if ssh:
-            _start_ssh(client, made)
+        if with_ssh:
+            _start_ssh(client, made, required=bool(ssh))
         _show(client, made)
         return made.sandbox_id
 
 
 def get_ssh(sandbox_id: str) -> SshRecord:
-    """Return what an SSH client needs for a sandbox that was created with `ssh`."""
+    """Return what an SSH client needs for a sandbox at Modal. Raises `not_supported` or `not_found` without one."""
     with daemon() as client:
         return ssh_servers.record(client.sandbox.get(sandbox_id))
 
@@ -103,8 +106,8 @@ def list_sandboxes_records(list_all: bool = False) -> tuple[SandboxRecord, ...]:
 def get_sandbox(sandbox_id: str) -> SandboxRecord:
     """Return the record of a sandbox.
 
-    The directory of a local one that runs has a copy of its code, as it is now: a change there changes nothing in the
-    sandbox, and the next call replaces it. A copy that fails is a warning.
+    The directory of a local one that runs is its workspace: a change there is one in the sandbox. For a user of root's
+    daemon it is a copy, which the next call replaces. A failure is a warning.
     """
     with daemon() as client:
         found: Sandbox = client.sandbox.get(sandbox_id)
@@ -153,10 +156,10 @@ def launch_and_stream_process(name: str, sandbox_id: str, command: str) -> Gener
 
 
 def list_processes(list_all: bool = False) -> tuple[str, ...]:
-    """Return the ids of the named processes that run, in all sandboxes, oldest first; with `list_all` also of those
-    that ended. A process's id serves wherever a name does, and stays the process's own.
+    """Return the names of the named processes that run, in all sandboxes, oldest first; with `list_all` also of those
+    that ended. A process's id, which its record has, serves wherever a name does, and stays the process's own.
     """
-    return tuple(record.process_id for record in list_processes_records(list_all))
+    return tuple(record.name for record in list_processes_records(list_all))
 
 
 def list_processes_records(list_all: bool = False) -> tuple[ProcessRecord, ...]:
@@ -167,14 +170,19 @@ def list_processes_records(list_all: bool = False) -> tuple[ProcessRecord, ...]:
 
 
 def get_process(name: str, sandbox_id: str | None = None) -> ProcessRecord:
-    """Return the record of a process, the newest of a name. An id needs no sandbox. Raises `not_found`."""
+    """Return the record of a process, the newest of a name. An id needs no sandbox, nor does a name that is in one
+    alone. Raises `not_found`, and `invalid` for a name that is in several.
+    """
     with daemon() as client:
         if sandbox_id is not None:
             return process_record(client.process.get(sandbox_id, name))
-        for process in every(client.process.list, all=True):
-            if process.process_id == name:
-                return process_record(process)
-    raise CallerError("not_found", f"there is no process {name!r}: give its id, or its sandbox too", name=name)
+        found = [each for each in every(client.process.list, all=True) if name in (each.process_id, each.name)]
+    if not found:
+        raise CallerError("not_found", f"there is no process {name!r}", name=name)
+    if len({each.sandbox_id for each in found}) > 1:
+        message = f"name: several sandboxes have a process {name!r}: give its sandbox too, or its id"
+        raise CallerError("invalid", message, field="name")
+    return process_record(found[-1])
 
 
 def attach_to_process(name: str, sandbox_id: str) -> None:
@@ -200,12 +208,14 @@ def _show(client: Client, sandbox: Sandbox) -> None:
         local_directories.show(client, sandbox)
 
 
-def _start_ssh(client: Client, sandbox: Sandbox) -> None:
-    """Start the SSH server of a new sandbox, which is ended if that fails."""
+def _start_ssh(client: Client, sandbox: Sandbox, *, required: bool) -> None:
+    """Start the SSH server of a new sandbox, which is ended if that fails; unless `required`, not for want of one."""
     try:
         ssh_servers.start(client, sandbox)
-    except BaseException:
+    except BaseException as error:
         ssh_servers.remove(sandbox.sandbox_id)
+        if isinstance(error, SetupError) and not required:
+            return
         client.sandbox.terminate(sandbox.sandbox_id)
         raise
 

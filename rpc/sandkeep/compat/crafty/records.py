@@ -1,6 +1,7 @@
 """The records of images, sandboxes and processes: what they share, and a type for each of the originals' providers."""
 
 import enum
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -33,7 +34,7 @@ class ImageRecord(Struct, frozen=True, kw_only=True):
 class LocalImageRecord(ImageRecord, frozen=True, kw_only=True):
     """A copied directory. `image_path` is the copy's path, in the state directory of the daemon."""
 
-    image_path: str
+    image_path: Path
 
 
 class ModalImageRecord(ImageRecord, frozen=True, kw_only=True):
@@ -60,11 +61,11 @@ class SandboxRecord(Struct, frozen=True, kw_only=True):
 
 
 class LocalSandboxRecord(SandboxRecord, frozen=True, kw_only=True):
-    """A local sandbox. `sandbox_path` is a directory below ``~/.crafty/local_sandboxes`` with its code: see
-    `get_sandbox`. `tmux_session_name` is the session that `connect_to_sandbox` is with.
+    """A local sandbox. `sandbox_path` is its directory below ``~/.crafty/local_sandboxes``: see `get_sandbox`.
+    `tmux_session_name` is the session that `connect_to_sandbox` is with.
     """
 
-    sandbox_path: str
+    sandbox_path: Path
     tmux_session_name: str
 
 
@@ -99,7 +100,7 @@ def image_record(image: model.Image, state_dir: str) -> ImageRecord:
     common: dict[str, Any] = {"image_id": image.image_id, "provider": provider, "created_at": image.created_at}
     match provider:
         case Provider.LOCAL:
-            return LocalImageRecord(**common, image_path=f"{state_dir}/images/{image.image_id}/root")
+            return LocalImageRecord(**common, image_path=Path(state_dir, "images", image.image_id, "root"))
         case Provider.MODAL:
             return ModalImageRecord(**common, modal_image_id=image.modal_image_id)
         case Provider.DOCKER:

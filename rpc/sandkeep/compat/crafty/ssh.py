@@ -51,14 +51,14 @@ class SshRecord(Struct, frozen=True, kw_only=True):
     host: str
     port: int
     user: str
-    identity_file: str
-    known_hosts_file: str
+    identity_file: Path
+    known_hosts_file: Path
 
     @property
     def command(self) -> list[str]:
         """The argv of an SSH client, to which a command may be added. It accepts no other server."""
         return [
-            "ssh", "-F", "/dev/null", "-i", self.identity_file, "-o", "IdentitiesOnly=yes",
+            "ssh", "-F", "/dev/null", "-i", str(self.identity_file), "-o", "IdentitiesOnly=yes",
             "-o", f"UserKnownHostsFile={self.known_hosts_file}", "-o", "GlobalKnownHostsFile=/dev/null",
             "-o", "StrictHostKeyChecking=yes", "-o", "BatchMode=yes", "-p", str(self.port), f"{self.user}@{self.host}",
         ]  # fmt: skip
@@ -68,15 +68,18 @@ def record(sandbox: Sandbox) -> SshRecord:
     """Return the record of a sandbox. Raises `not_supported` for one without a server, `not_found` without its key."""
     found = _ADDRESS.fullmatch(sandbox.ssh_address or "")
     if found is None:
-        message = f"sandbox {sandbox.sandbox_id} has no SSH server: create it at Modal with ssh=True"
+        message = f"sandbox {sandbox.sandbox_id} has no SSH server: create it at Modal, of an image with openssh-server"
         raise SetupError("not_supported", message, sandbox_id=sandbox.sandbox_id)
     directory = _directory(sandbox.sandbox_id)
     if not (directory / "id_ed25519").exists():
-        message = f"the key of sandbox {sandbox.sandbox_id} is not in {directory}, but where it was created"
+        message = (
+            f"{directory} has no key of sandbox {sandbox.sandbox_id}: its image has no openssh-server, "
+            "or it was created elsewhere"
+        )
         raise CallerError("not_found", message, sandbox_id=sandbox.sandbox_id)
     return SshRecord(
         sandbox_id=sandbox.sandbox_id, host=found[1], port=int(found[2]), user=USER,
-        identity_file=str(directory / "id_ed25519"), known_hosts_file=str(directory / "known_hosts"),
+        identity_file=directory / "id_ed25519", known_hosts_file=directory / "known_hosts",
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final, Literal, NoReturn, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -17,7 +17,12 @@ IGNORED: Final = (".git", "__pycache__", "venv", "node_modules", ".gcri")
 IGNORED_AT_HEAD: Final = (*IGNORED, "env", ".idea", ".vscode")
 """The same of later versions of GCRI, for `SandboxConfig.ignore`."""
 
+BASELINE: Final = ".gcri_baseline"
+"""File in each workspace, made once it is set up: what is newer was changed in the branch. It never leaves it."""
+
 SECTION: Final = "sandbox"
+
+Policy: TypeAlias = MergePolicy | Literal["later"]
 
 _AT: Final = re.compile(r" - at `\$\.?(.*)`$")
 
@@ -26,11 +31,13 @@ class SandboxConfig(Struct, frozen=True, kw_only=True):
     """The values of ``config.sandbox``, with these defaults.
 
     `timeout` is in seconds, `cpu_limit` in processors. Local sandboxes take no `image`, and have no bridge: there
-    ``bridge`` is ``none``. `ignore` are names that are left out of branches.
+    ``bridge`` is ``none``. `ignore` are names that are left out of branches. With a `writable_root` programs can be
+    installed into the system of a container, and ``requirements.txt`` is, as a branch is set up.
 
     `merge_policy` decides conflicts of a merge: ``fail`` raises `merge_conflict`, ``ours`` takes the version of the
-    first source; see ``branch.merge`` for the others. `file_selection` gives paths, with all beneath, to the branch of
-    that index, in merges in which it takes part.
+    first source, ``later`` that of the last one which has one, with a warning; see ``branch.merge`` for the others. By
+    default it is ``fail`` in `setup_verification_branches`, and ``later`` in `merge_containers`. `file_selection` gives
+    paths, with all beneath, to the branch of that index, in merges in which it takes part.
     """
 
     image: Annotated[str, Meta(min_length=1)] = "python:3.11-slim"
@@ -39,8 +46,9 @@ class SandboxConfig(Struct, frozen=True, kw_only=True):
     cpu_limit: Annotated[float, Meta(gt=0)] = 1.0
     network_mode: Network = "bridge"
     enabled: bool = True
+    writable_root: bool = False
     ignore: tuple[str, ...] = IGNORED
-    merge_policy: MergePolicy = "fail"
+    merge_policy: Policy | None = None
     file_selection: dict[str, int] = field(default_factory=dict)
 
 

@@ -29,8 +29,12 @@ class Output(str):
         return made
 
 
-def output_of(client: Client, done: ExecResult, timeout_s: float) -> Output:
-    """Return the output of a command that has ended."""
+def output_of(client: Client, done: ExecResult, timeout_s: float, *, stdout_only: bool = False) -> Output:
+    """Return the output of a command that has ended; with `stdout_only` its stdout as it is, or the error."""
+    if stdout_only and not done.timed_out and done.exit_code is not None:
+        out, err = _streams(client, done)
+        failed = f"Error (exit {done.exit_code}): {err.decode(errors='replace').strip()}"
+        return Output(failed if done.exit_code else out.decode(errors="replace"), done.exit_code)
     text = _text(client, done)
     if done.timed_out:
         error = f"Error: Command timed out after {timeout_s:.15g} seconds."
@@ -42,14 +46,20 @@ def output_of(client: Client, done: ExecResult, timeout_s: float) -> Output:
 
 def _text(client: Client, done: ExecResult) -> str:
     """Return a command's output, first its stdout, then its stderr; cut at `MAX_BYTES`."""
+    out, err = _streams(client, done)
+    total = done.stdout_bytes + done.stderr_bytes
+    text = (out + err)[:MAX_BYTES].decode(errors="replace")
+    return text if total <= MAX_BYTES else f"{text}\n({total - MAX_BYTES} bytes more)"
+
+
+def _streams(client: Client, done: ExecResult) -> tuple[bytes, bytes]:
+    """Return stdout and stderr of a command, and no more than a piece beyond `MAX_BYTES` of both."""
     if not done.stdout_truncated and not done.stderr_truncated:
-        return (done.stdout + done.stderr).decode(errors="replace")
+        return done.stdout, done.stderr
     out, err = bytearray(), bytearray()
     for piece in client.read_output(done.sandbox_id, done.process_id):
         out += piece.stdout
         err += piece.stderr
         if len(out) + len(err) > MAX_BYTES:
             break
-    total = done.stdout_bytes + done.stderr_bytes
-    text = bytes(out + err)[:MAX_BYTES].decode(errors="replace")
-    return text if total <= MAX_BYTES else f"{text}\n({total - MAX_BYTES} bytes more)"
+    return bytes(out), bytes(err)

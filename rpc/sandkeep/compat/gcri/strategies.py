@@ -5,23 +5,28 @@ import os
 import secrets
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, Final
 
 from sandkeep.blocking import Client, connect
 from sandkeep.clients.pages import every
-from sandkeep.compat.gcri.config import SandboxConfig, configuration
-from sandkeep.compat.gcri.output import Output, output_of
-from sandkeep.compat.gcri.verification import Aggregated, aggregated, merge_conflict
+from sandkeep.compat.gcri.config import BASELINE, Policy, SandboxConfig, configuration
+from sandkeep.compat.gcri.output import MAX_BYTES, Output, output_of
+from sandkeep.compat.gcri.verification import Aggregated, aggregated, later, merge_conflict, paths_of
 from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError
-from sandkeep.model import Capabilities, Conflict, ExecResult, Image, Merged, ProviderChoice
+from sandkeep.model import Capabilities, Conflict, Diff, ExecResult, FileChange, Image, Merged, ProviderChoice
 from sandkeep.settings.daemon import parse_size
 
 logger = logging.getLogger("sandkeep.compat.gcri")
 
 FALLING_BACK: Final = "Docker unavailable, falling back to LocalSandbox"
 
+NAME_LABEL: Final = "gcri.name"
+"""Label by which the engine finds a sandbox's container."""
+
+_MOST_DECISIONS: Final = 10_000
+_INSTALL: Final = "test ! -e requirements.txt || exec pip install -q -r requirements.txt"
 _PYTHON: Final = 'exec "$(command -v python3 || echo python)" "$1"'
 
 
@@ -63,8 +68,9 @@ class SandboxStrategy(ABC):
         container_id = self._name(iteration, branch)
         with self._making() as made, _daemon() as client:
             made.append(container_id)
-            image_id, labels = self._image_of(client, source_dir), _labels(iteration, branch)
+            image_id, labels = self._image_of(client, source_dir), _labels(container_id, iteration, branch)
             self._create(client, image_id, name=container_id, provider=self.provider, labels=labels)
+            self._prepare(client, container_id)
             with self._lock:
                 self._containers[_key(iteration, branch)] = container_id
         return container_id
@@ -79,12 +85,41 @@ class SandboxStrategy(ABC):
                 source,
                 provider=self.provider,
                 base=self._base(),
-                ignore=list(self.config.ignore),
+                ignore=[*self.config.ignore, BASELINE],
                 labels=self._run_labels,
             )
         with self._lock:
             self._images[image.image_id] = None
         return image.image_id
+
+    def clone_container(self, source_container_id: str, iteration: int, branch: int | str) -> str:
+        """Make a sandbox for a branch as a copy-on-write copy of another one; return its id."""
+        with self._making() as made, _daemon() as client:
+            container_id = self._fork(client, source_container_id, iteration, branch, made)
+            with self._lock:
+                self._containers[_key(iteration, branch)] = container_id
+        return container_id
+
+    def _fork(self, client: Client, source: str, iteration: int, branch: int | str, made: list[str]) -> str:
+        name = self._name(iteration, branch)
+        made.append(name)
+        client.sandbox.fork(source, names=[name], labels=_labels(name, iteration, branch))
+        _mark(client, name)
+        return name
+
+    def _prepare(self, client: Client, container_id: str) -> None:
+        """Install the requirements of a project, where that is configured, and mark the end of the setup. A failed
+        installation is a warning.
+        """
+        if self._has_writable_root:
+            done = self._run(client, container_id, ["sh", "-c", _INSTALL])
+            if done.exit_code != 0:
+                logger.warning("requirements of %s were not installed: %s", container_id, done.strip()[-300:])
+        _mark(client, container_id)
+
+    @property
+    def _has_writable_root(self) -> bool:
+        return False
 
     def get_container(self, iteration: int, branch: int | str) -> str:
         """Return the id of the sandbox of a branch, or of ``v_INDEX``, an aggregated one. Raises `not_found`."""
@@ -117,7 +152,7 @@ class SandboxStrategy(ABC):
                 if len(branch.containers) > 1:
                     verified[branch.index] = self._merge(client, iteration, branch, made)
                 elif first in claimed:
-                    verified[branch.index] = self._copy(client, iteration, branch, made)
+                    verified[branch.index] = self._fork(client, first, iteration, _verified(branch.index), made)
                 else:
                     claimed.add(first)
                     verified[branch.index] = first
@@ -135,28 +170,70 @@ class SandboxStrategy(ABC):
             known = list(self._containers.items())
         return {container_id for key, container_id in known if key.startswith(prefix) and key not in these}
 
-    def _copy(self, client: Client, iteration: int, branch: Aggregated, made: list[str]) -> str:
-        name, labels = self._name(iteration, _verified(branch.index)), _labels(iteration, _verified(branch.index))
-        made.append(name)
-        client.sandbox.fork(branch.containers[0], names=[name], labels=labels)
-        return name
-
     def _merge(self, client: Client, iteration: int, branch: Aggregated, made: list[str]) -> str:
         """Merge the sources of an aggregated branch into a new sandbox, or leave nothing of the merge."""
-        name, policy = f"gcri_merged_{secrets.token_hex(4)}", self.config.merge_policy
+        policy, index = self.config.merge_policy or "fail", _verified(branch.index)
+
+        def conflict(merged: Merged, conflicts: list[Conflict]) -> StateError:
+            return merge_conflict(iteration, branch.index, branch.source_indices, conflicts, merged)
+
+        labels = {"gcri.iteration": str(iteration), "gcri.branch": index}
+        return self._merged(client, branch.containers, policy, made, conflict, branch.takes, labels)
+
+    def merge_containers(self, source_containers: Sequence[str], source_dir: str = "") -> str:  # noqa: ARG002
+        """Merge sandboxes, over what they began with, into a new one, and return its id; of one, its own.
+
+        What several changed differently is decided by `merge_policy`: by default for the last of them that has it,
+        with a warning that names the paths, as the originals' callers go on with the first source after any error.
+        """
+        containers = list(dict.fromkeys(source_containers))
+        if not containers:
+            raise CallerError("invalid", "source_containers: give at least one", field="source_containers")
+        if len(containers) == 1:
+            return containers[0]
+
+        def conflict(merged: Merged, conflicts: list[Conflict]) -> StateError:
+            return merge_conflict(None, None, containers, conflicts, merged)
+
+        with self._making() as made, _daemon() as client:
+            return self._merged(client, containers, self.config.merge_policy or "later", made, conflict)
+
+    def _merged(
+        self, client: Client, containers: Sequence[str], policy: Policy, made: list[str],
+        conflict: Callable[[Merged, list[Conflict]], StateError], takes: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> str:  # fmt: skip
+        name = f"gcri_merged_{secrets.token_hex(4)}"
         made.append(name)
         merged: Merged = client.branch.merge(
-            branch.containers, name=name, policy=policy, ours=branch.containers[0] if policy == "ours" else None,
-            takes=branch.takes, labels=_labels(iteration, _verified(branch.index)),
+            list(containers), name=name, policy="fail" if policy == "later" else policy,
+            ours=containers[0] if policy == "ours" else None, takes=dict(takes or {}),
+            labels={NAME_LABEL: name, **(labels or {})}, workspace_only=self._has_writable_root,
         )  # fmt: skip
         if merged.sandbox is None:
             merge_id = merged.merge.merge_id
             try:
                 conflicts: list[Conflict] = every(client.branch.conflicts, merge_id=merge_id)
-            finally:
-                client.branch.abandon(merge_id)
-            raise merge_conflict(iteration, branch, conflicts, merged)
+                if policy != "later":
+                    raise conflict(merged, conflicts)
+                self._take_later(client, merge_id, containers, conflicts)
+            except BaseException:
+                with suppress(SandkeepError):
+                    client.branch.abandon(merge_id)
+                raise
+        self._prepare(client, name)
         return name
+
+    def _take_later(self, client: Client, merge_id: str, containers: Sequence[str], conflicts: list[Conflict]) -> None:
+        """Decide conflicts for the last branch that has something there: first what clashes, then what is left."""
+        logger.warning("changed differently, and taken from the later branch: %s", paths_of(conflicts))
+        for whole in (False, True):
+            decisions = [later(conflict, containers, whole=whole) for conflict in conflicts]
+            for start in range(0, len(decisions), _MOST_DECISIONS):
+                resolved = client.branch.resolve(merge_id, decisions=decisions[start : start + _MOST_DECISIONS])
+            if resolved.sandbox is not None:
+                return
+            conflicts = every(client.branch.conflicts, merge_id=merge_id)
 
     def _clean_up_unused(self, container_ids: Iterable[str]) -> None:
         for container_id in container_ids:
@@ -172,6 +249,13 @@ class SandboxStrategy(ABC):
         with _daemon() as client:
             return self._run(client, container_id, ["sh", "-c", command])
 
+    def _execute_in_container(self, container_id: str, command: Sequence[str], stdout_only: bool = False) -> Output:
+        """Run a program with its arguments in the workspace, for the originals' own modules, which call this. With
+        `stdout_only` return its stdout as it is, or its stderr as an error.
+        """
+        with _daemon() as client:
+            return self._run(client, container_id, list(command), stdout_only=stdout_only)
+
     def execute_python(self, container_id: str, code: str) -> Output:
         """Run a Python program in the workspace; return its output as `execute_command` does."""
         script = f"_script_{secrets.token_hex(4)}.py"
@@ -186,13 +270,29 @@ class SandboxStrategy(ABC):
                 with suppress(SandkeepError):  # the sandbox has ended
                     client.sandbox.exec(container_id, ["rm", "-f", "--", script])
 
-    def _run(self, client: Client, container_id: str, command: list[str]) -> Output:
+    def _run(self, client: Client, container_id: str, command: list[str], *, stdout_only: bool = False) -> Output:
         timeout = self.config.timeout
         try:
             done: ExecResult = client.sandbox.exec(container_id, command, timeout_s=timeout)
-            return output_of(client, done, timeout)
+            return output_of(client, done, timeout, stdout_only=stdout_only)
         except SandkeepError as error:
             return Output(f"Error: {error.message}")
+
+    def get_container_files(self, container_id: str) -> dict[str, str]:
+        """Return the text of the files that are not as in the project, by their paths in the workspace; without ignored
+        ones, and names that are not UTF-8. A sandbox that has ended, or cannot be compared, has none, with a warning.
+        """
+        with _daemon() as client:
+            try:
+                image_id = client.sandbox.get(container_id).image_id
+                found: Diff = client.sandbox.diff(container_id, base=image_id)
+                if found.truncated:
+                    logger.warning("the first %d changes of %s are listed, not all", len(found.files), container_id)
+                files = (file for file in found.files if file.kind == "file" and file.path_bytes is None)
+                return {each.path: _text_of(client, container_id, each) for each in files if each.change != "deleted"}
+            except SandkeepError as error:
+                logger.warning("the files of %s cannot be listed: %s", container_id, error.message)
+                return {}
 
     # -- results ------------------------------------------------------------------------------------------------------
 
@@ -287,9 +387,14 @@ class DockerSandbox(SandboxStrategy):
     def _base(self) -> str:
         return self.config.image
 
+    @property
+    def _has_writable_root(self) -> bool:
+        return self.config.writable_root
+
     def _create(self, client: Client, image_id: str, **about: Any) -> None:
         client.sandbox.create(
             image_id,
+            writable_root=self.config.writable_root,
             memory_bytes=parse_size(self.config.memory_limit),
             cpus=self.config.cpu_limit,
             network=self.config.network_mode,
@@ -348,5 +453,19 @@ def _verified(index: int | str) -> str:
     return f"v_{index}"
 
 
-def _labels(iteration: int, branch: int | str) -> dict[str, str]:
-    return {"gcri.iteration": str(iteration), "gcri.branch": str(branch)}
+def _labels(name: str, iteration: int, branch: int | str) -> dict[str, str]:
+    return {NAME_LABEL: name, "gcri.iteration": str(iteration), "gcri.branch": str(branch)}
+
+
+def _mark(client: Client, container_id: str) -> None:
+    client.sandbox.write_file(container_id, path=BASELINE, data=b"")
+
+
+def _text_of(client: Client, container_id: str, file: FileChange) -> str:
+    content = bytearray()
+    while len(content) < MAX_BYTES:
+        piece = client.sandbox.read_file(container_id, path=file.path, offset=len(content))
+        content += piece.data
+        if piece.eof or not piece.data:
+            break
+    return content.decode(errors="replace")

@@ -1,7 +1,7 @@
 """Aggregated branches: what the verification of an iteration begins with, checked before anything is made."""
 
 import posixpath
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from sandkeep.compat.gcri.config import SandboxConfig
 from sandkeep.errors import CallerError, StateError
-from sandkeep.model import Conflict, Merged
+from sandkeep.model import Conflict, Merged, Resolution
 
 NAMED_PATHS: Final = 3
 """Maximum number of paths that the message of an error names."""
@@ -83,15 +83,29 @@ def _relative(path: str) -> str:
 # -- conflicts --------------------------------------------------------------------------------------------------------
 
 
-def merge_conflict(iteration: int, branch: Aggregated, conflicts: list[Conflict], merged: Merged) -> StateError:
-    """Make the error of a merge that was given up."""
-    paths = [conflict.path for conflict in conflicts[:NAMED_PATHS]]
-    more = f" and {len(conflicts) - len(paths)} more" if len(conflicts) > len(paths) else ""
+def merge_conflict(
+    iteration: int | None, index: int | None, sources: Sequence[int | str], conflicts: list[Conflict], merged: Merged
+) -> StateError:
+    """Make the error of a merge that was given up; `index` is that of its aggregated branch, if it has one."""
     message = (
-        f"branches {', '.join(map(str, branch.source_indices))} changed {', '.join(paths)}{more} differently: "
+        f"branches {', '.join(map(str, sources))} changed {paths_of(conflicts)} differently: "
         "choose versions by file_selection, or set merge_policy"
     )
     return StateError(
-        "merge_conflict", message, iteration=iteration, index=branch.index, source_indices=branch.source_indices,
+        "merge_conflict", message, iteration=iteration, index=index, source_indices=list(sources),
         branches=merged.merge.branches, conflicts=msgspec.to_builtins(conflicts),
     )  # fmt: skip
+
+
+def paths_of(conflicts: Sequence[Conflict]) -> str:
+    """Return the first paths in conflict as a message names them."""
+    paths = [conflict.path for conflict in conflicts[:NAMED_PATHS]]
+    return ", ".join(paths) + (f" and {len(conflicts) - len(paths)} more" if len(conflicts) > len(paths) else "")
+
+
+def later(conflict: Conflict, containers: Sequence[str], *, whole: bool) -> Resolution:
+    """Decide a conflict for the last of the branches that has something at the path."""
+    sides = [side for side in conflict.sides if side.branch in containers]
+    ordered = sorted(sides, key=lambda side: (side.kind is not None, containers.index(side.branch)))
+    path = {"path": conflict.path} if conflict.path_bytes is None else {"path_bytes": conflict.path_bytes}
+    return Resolution(**path, take=ordered[-1].branch, whole=whole)

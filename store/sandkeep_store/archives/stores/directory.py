@@ -138,10 +138,10 @@ class DirectoryArchives(ArchiveStore):
             return corrupt(where, "it is a link, or lies behind one")
         if self.root.where == "mount":
             return ProviderError(
-                "provider_unavailable", f"{where} cannot be used ({error.strerror}): see to what is mounted there"
+                "provider_unavailable", f"{where} cannot be used ({error.strerror}): check what is mounted there"
             )
         return DaemonError(
-            "storage_unavailable", f"{where} cannot be used ({error.strerror}): free space or mend the disk"
+            "storage_unavailable", f"{where} cannot be used ({error.strerror}): free space or repair the disk"
         )
 
 

@@ -27,8 +27,6 @@ PARTS_OF_A_SIZE: Final = 1000
 LARGEST_DOUBLING: Final = 3
 """Parts are doubled so often, after each thousand: so 300 GB go into ten thousand of at most 40 MiB."""
 
-_TYPE: Final = "application/octet-stream"
-
 
 class _EndedError(Exception):
     """The upload is over, so no part of it has to be tried again."""
@@ -56,6 +54,8 @@ class S3Upload:
 
     def __post_init__(self) -> None:
         self._object = {"Bucket": self.bucket, "Key": self.path}
+        media_type = "application/gzip" if self.path.endswith(".gz") else "application/octet-stream"
+        self._described = {**self._object, "Metadata": self.metadata, "ContentType": media_type}
         self._where = f"s3://{self.bucket}/{self.path}"
         self._upload_id: str | None = None
         self._pool = ThreadPoolExecutor(BYTES_AT_ONCE // PART_BYTES)
@@ -130,7 +130,7 @@ class S3Upload:
 
     def _create(self) -> str:
         with translated_errors(self._where):
-            begun = self.client.create_multipart_upload(**self._object, Metadata=self.metadata, ContentType=_TYPE)
+            begun = self.client.create_multipart_upload(**self._described)
             return str(begun["UploadId"])
 
     def _complete(self) -> None:
@@ -139,8 +139,5 @@ class S3Upload:
         )
 
     def _put(self, content: bytes) -> None:
-        metadata = {DIGEST: sha256(content).hexdigest(), **self.metadata}
-        self.client.put_object(
-            **self._object, Body=content, Metadata=metadata, ContentType=_TYPE, ContentMD5=digest_of(content),
-            IfNoneMatch="*",
-        )  # fmt: skip
+        described = {**self._described, "Metadata": {DIGEST: sha256(content).hexdigest(), **self.metadata}}
+        self.client.put_object(**described, Body=content, ContentMD5=digest_of(content), IfNoneMatch="*")

@@ -221,6 +221,6 @@ async def test_a_group_may_build(world: World, monkeypatch: pytest.MonkeyPatch, 
 async def test_nobody_may_build(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SANDKEEP_BUILDERS", "none")
     said = await world.fails("permission_denied", f"FROM {BUSYBOX}\n")
-    assert said == "source: nobody may build by a Dockerfile, says the administrator by SANDKEEP_BUILDERS"
+    assert said == "source: nobody may build from a Dockerfile, as the administrator set SANDKEEP_BUILDERS"
     await world.image(kind="directory", base=BUSYBOX)
     await world.image(kind="reference", source=BUSYBOX)

@@ -141,7 +141,8 @@ def scene(dockerd: PrivateEngine, places: str) -> Iterator[Scene]:
         Path(root, "config.json").write_text(registries[1].logins())
         daemon.env["DOCKER_CONFIG"] = root
         daemon.start()
-        yield Scene(dockerd, *registries, daemon, Gateway(daemon))
+        public, private = registries
+        yield Scene(dockerd, public, private, daemon, Gateway(daemon))
 
 
 @pytest.fixture
@@ -332,8 +333,12 @@ def test_a_registry_gives_what_the_callers_own_login_may_have(scene: Scene, plac
         assert take(OTHER) == "not_found"
         assert scene.take_by_key(reference) == "not_found"
         kept = b"".join(file.read_bytes() for file in Path(daemon.state_dir).rglob("*") if file.is_file())
+        engine = [Path(scene.engine.root, "log"), *Path(scene.engine.root, "data", "image").rglob("*.json")]
+        recorded = b"".join(file.read_bytes() for file in engine if file.is_file())
+        assert b"containerd" in recorded
         for word in (PASSWORD, scene.private.logins().split('"')[-2]):
             assert word.encode() not in kept
+            assert word.encode() not in recorded, "the engine records it"
             assert word not in daemon.said()
 
 

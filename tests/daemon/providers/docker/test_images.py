@@ -172,7 +172,7 @@ async def test_a_step_that_fails_is_named_with_what_it_said_last(world: World) -
         (f"FROM {BUSYBOX}\nFLY away\n", "'FLY' is no instruction"),
         (f"FROM {BUSYBOX}\nRUN /none\n", "exit code 127"),
         ("RUN true\n", "no FROM"),
-        ("FROM sandkeep:img_1\n", "is the name of what Sandkeep makes"),
+        ("FROM sandkeep:img_1\n", "is Sandkeep's name for an image"),
         (f"FROM {BUSYBOX}\nADD http://localhost/x /\n", "ADD fetches nothing"),
         (f"FROM {BUSYBOX}\nRUN --mount=type=cache,target=/x true\n", "BuildKit"),
     ],
@@ -240,7 +240,7 @@ async def test_links_lead_nowhere_outside(world: World, target: str) -> None:
     """A Dockerfile that is a link is looked for inside; what is copied is the link, or fails."""
     (world.place / "link").symlink_to(target)
     (world.place / "Dockerfile").symlink_to(target)
-    assert "is no file below" in await world.fails("invalid")
+    assert "not found under" in await world.fails("invalid")
     (world.place / "Dockerfile").unlink()
     await world.fails("invalid", f"FROM {BUSYBOX}\nCOPY link/ /there\n")
     (world.place / "dir").mkdir()

@@ -124,7 +124,15 @@ def test_what_is_refused_says_why(daemon: Any, client: Any, image: str, tmp_path
     local = client.image.create(str(tmp_path)).image_id
     assert "programs of the host" in refused("not_supported", client.sandbox.create, local, writable_root=True).message
     other = client.sandbox.create(image, writable_root=True).sandbox_id
-    assert "writable root" in refused("not_supported", client.branch.merge, [box, other]).message
+    assert "workspace_only" in refused("not_supported", client.branch.merge, [box, other]).message
+    for one in (box, other):
+        client.sandbox.exec(one, ["sh", "-c", "mkdir -p /opt; echo x >/opt/x; echo $HOSTNAME >/workspace/$HOSTNAME"])
+    done = daemon.cli("branch", "merge", box, other, "--workspace-only")
+    assert done.returncode == 0, done.stderr.decode()
+    merged = done.stdout.decode().strip()
+    assert client.sandbox.get(merged).spec.writable_root
+    assert len(client.sandbox.exec(merged, ["ls", "/workspace"]).stdout.split()) == 2
+    assert client.sandbox.exec(merged, ["ls", "/opt/x"]).exit_code != 0
 
 
 def test_the_administrator_may_forbid_it_and_older_sandboxes_keep_theirs(

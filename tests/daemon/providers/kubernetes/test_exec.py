@@ -1,6 +1,7 @@
 """Execs over a real websocket, with commands that really run: bytes, ends, and servers that misbehave."""
 
 import base64
+import functools
 import hashlib
 import json
 import random
@@ -26,7 +27,12 @@ from sandkeepd.providers.kubernetes import exec as exec_module
 from sandkeepd.providers.kubernetes import websocket
 from sandkeepd.providers.kubernetes.exec import ExecStream, open_exec
 
-MUCH = random.Random(22).randbytes(50_000_000)
+
+@functools.cache
+def much() -> bytes:
+    """Return the same each time. It is made by the process that needs it, and not by all that collect tests."""
+    return random.Random(22).randbytes(50_000_000)
+
 
 Script = Callable[[trio.SocketStream], Awaitable[None]]
 
@@ -81,12 +87,12 @@ async def test_fifty_megabytes_each_way(server: ExecServer) -> None:
     async with running(server, "cat") as stream, trio.open_nursery() as nursery:
 
         async def feed() -> None:
-            await stream.send_all(MUCH)
+            await stream.send_all(much())
             await stream.close_stdin()
 
         nursery.start_soon(feed)
         received = await all_of(stream)
-        assert hashlib.sha256(received).digest() == hashlib.sha256(MUCH).digest()
+        assert hashlib.sha256(received).digest() == hashlib.sha256(much()).digest()
         assert await stream.wait() == 0
 
 
@@ -111,9 +117,9 @@ async def test_where_stdin_cannot_be_closed(server: ExecServer) -> None:
 
 async def test_what_was_sent_before_the_end_arrives(server: ExecServer, tmp_path: Path) -> None:
     async with shell(server, f"cat >{tmp_path}/copy; echo done >{tmp_path}/done") as stream:
-        await stream.send_all(MUCH[:1_000_000])
+        await stream.send_all(much()[:1_000_000])
     await server.no_processes()
-    assert (tmp_path / "copy").read_bytes() == MUCH[:1_000_000]
+    assert (tmp_path / "copy").read_bytes() == much()[:1_000_000]
 
 
 async def test_a_terminal(server: ExecServer) -> None:
@@ -153,17 +159,17 @@ async def test_a_slow_receiver_holds_the_command_up(server: ExecServer) -> None:
 
     async def flood(connection: WebSocketConnection) -> None:
         nonlocal sent
-        for start in range(0, len(MUCH), 100_000):
-            await connection.send_message(b"\x01" + MUCH[start : start + 100_000])
+        for start in range(0, len(much()), 100_000):
+            await connection.send_message(b"\x01" + much()[start : start + 100_000])
             sent += 100_000
         await connection.send_message(b"\x03" + status(0))
 
     server.script = flood
     async with running(server, "x") as stream:
-        assert await stream.receive_some(1) == MUCH[:1]
+        assert await stream.receive_some(1) == much()[:1]
         await trio.testing.wait_all_tasks_blocked(0.1)
-        assert sent < len(MUCH) / 2
-        assert MUCH[:1] + await all_of(stream) == MUCH
+        assert sent < len(much()) / 2
+        assert much()[:1] + await all_of(stream) == much()
 
 
 async def test_a_command_that_does_not_read_holds_the_sender_up(server: ExecServer) -> None:
@@ -172,8 +178,8 @@ async def test_a_command_that_does_not_read_holds_the_sender_up(server: ExecServ
 
         async def feed() -> None:
             nonlocal sent
-            for start in range(0, len(MUCH), 100_000):
-                await stream.send_all(MUCH[start : start + 100_000])
+            for start in range(0, len(much()), 100_000):
+                await stream.send_all(much()[start : start + 100_000])
                 sent += 100_000
             await stream.close_stdin()
 
@@ -181,7 +187,7 @@ async def test_a_command_that_does_not_read_holds_the_sender_up(server: ExecServ
         server.processes[0].send_signal(signal.SIGSTOP)
         nursery.start_soon(feed)
         await trio.testing.wait_all_tasks_blocked(0.1)
-        assert sent < len(MUCH) / 2
+        assert sent < len(much()) / 2
         server.processes[0].send_signal(signal.SIGCONT)
         assert await all_of(stream) == b"50000000\n"
 
@@ -411,7 +417,7 @@ async def test_a_peer_that_reads_slowly_is_not(nursery: trio.Nursery, monkeypatc
 
     port = await by_hand(nursery, upgraded(script))
     async with open_exec(at(port), "ns", "pod", ["x"]) as stream, trio.open_nursery() as inner:
-        inner.start_soon(stream.send_all, MUCH)
+        inner.start_soon(stream.send_all, much())
         await trio.testing.wait_all_tasks_blocked(0.02)
         lock, received = WatchedLock(stream._socket._sending), list[bytes]()
         monkeypatch.setattr(stream._socket, "_sending", lock)
@@ -454,7 +460,7 @@ async def test_a_connection_that_is_cut(server: ExecServer) -> None:
             with pytest.raises(BrokenExecError):
                 await stream.receive_some()
             while True:
-                await stream.send_all(MUCH[:1_000_000])
+                await stream.send_all(much()[:1_000_000])
 
     with pytest.raises(ProviderError) as caught:
         await use()

@@ -1,5 +1,6 @@
 """Execs in pods of a cluster, beside those of the official client: the same bytes and exit codes."""
 
+import functools
 import hashlib
 import random
 from collections.abc import Iterator
@@ -20,7 +21,13 @@ from sandkeepd.providers.kubernetes.exec import open_exec
 
 pytestmark = pytest.mark.needs("root")
 
-MUCH = random.Random(24).randbytes(50_000_000)
+
+@functools.cache
+def much() -> bytes:
+    """Return the same each time. It is made by the process that needs it, and not by all that collect tests."""
+    return random.Random(24).randbytes(50_000_000)
+
+
 NAME = "exec-peer"
 SCRIPTS = [
     ("echo out; echo err >&2", 0), ("exit 3", 3), ("kill -9 $$", 137), ("seq 100000", 0), ("printf '\\377\\000\\n'", 0),
@@ -76,7 +83,7 @@ async def test_fifty_megabytes_each_way(clients: Clients, configuration: Configu
     ):
 
         async def feed() -> None:
-            await stream.send_all(MUCH)
+            await stream.send_all(much())
             await stream.close_stdin()
 
         nursery.start_soon(feed)
@@ -84,7 +91,7 @@ async def test_fifty_megabytes_each_way(clients: Clients, configuration: Configu
             while received := await stream.receive_some():
                 digest.update(received)
             assert await stream.wait() == 0
-    assert digest.digest() == hashlib.sha256(MUCH).digest()
+    assert digest.digest() == hashlib.sha256(much()).digest()
 
 
 async def test_a_terminal(clients: Clients, configuration: Configuration) -> None:

@@ -101,7 +101,7 @@ def dripping(head: bytes, drop: bytes) -> Reply:
 
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-NONSENSE, SILENCE = "sent nonsense", "does not answer"
+NONSENSE, SILENCE = "sent an invalid response", "does not answer"
 NAMED = [*MINE.items(), ("x" * 70, "y")]
 
 OBJECTS: dict[str, tuple[Reply, str]] = {

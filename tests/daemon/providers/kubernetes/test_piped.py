@@ -1,6 +1,7 @@
 """Helper commands with pipes over execs, with the real keeper: copies of any size, and how they are given up."""
 
 import fcntl
+import functools
 import io
 import os
 import random
@@ -26,7 +27,12 @@ from sandkeepd.keeper.copies import Copy, copying
 from sandkeepd.providers.common import piped
 from sandkeepd.providers.common.piped import Frames
 
-MUCH = random.Random(23).randbytes(50_000_000)
+
+@functools.cache
+def much() -> bytes:
+    """Return the same each time. It is made by the process that needs it, and not by all that collect tests."""
+    return random.Random(23).randbytes(50_000_000)
+
 
 READY = "echo ready;"
 
@@ -118,17 +124,17 @@ async def test_the_caller_s_end_of_the_pipe(instance: ExecInstance) -> None:
 
 async def test_fifty_megabytes_in(instance: ExecInstance, tmp_path: Path) -> None:
     async with shell(instance, f"cat <&3 >{tmp_path}/copy; echo whole", incoming=True) as command:
-        async with writing(command.take_data(), MUCH):
+        async with writing(command.take_data(), much()):
             await command.expect("whole")
         await command.end()
-    assert (tmp_path / "copy").read_bytes() == MUCH
+    assert (tmp_path / "copy").read_bytes() == much()
 
 
 async def test_fifty_megabytes_out(instance: ExecInstance, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(MUCH)
+    (tmp_path / "file").write_bytes(much())
     script = f"cat {tmp_path}/file >&3; exec 3>&-; echo whole; seq 1000"
     async with shell(instance, script, incoming=False) as command:
-        assert await read(command.take_data()) == MUCH
+        assert await read(command.take_data()) == much()
         await command.expect("whole")
         assert (await command.end()).endswith("\n999\n1000\n")
 
@@ -152,7 +158,7 @@ async def test_a_reader_that_goes(instance: ExecInstance) -> None:
 
 
 async def test_a_command_that_does_not_read(instance: ExecInstance) -> None:
-    async with shell(instance, "exec 3<&-; echo on", incoming=True) as command, writing(command.take_data(), MUCH):
+    async with shell(instance, "exec 3<&-; echo on", incoming=True) as command, writing(command.take_data(), much()):
         await command.expect("on")
         await command.end()
 
@@ -182,13 +188,13 @@ async def test_copies(instance: ExecInstance, tmp_path: Path) -> None:
     where = tmp_path / "work"
     where.mkdir()
     async with copying(instance, str(where), incoming=True, form="contents") as copy:
-        async with writing(copy.take_data(), tar_of(a=b"1", b=MUCH)):
+        async with writing(copy.take_data(), tar_of(a=b"1", b=much())):
             await copy.staged()
         assert (await copy.commit()).files == 3
-    assert (where / "b").read_bytes() == MUCH
+    assert (where / "b").read_bytes() == much()
     async with copying(instance, str(where), incoming=False, form="contents") as copy:
         packed = await read(copy.take_data())
-        assert (await copy.done()).size_bytes == len(MUCH) + 1
+        assert (await copy.done()).size_bytes == len(much()) + 1
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         assert sorted(archive.getnames()) == [".", "./a", "./b"]
 
@@ -221,7 +227,7 @@ async def test_a_copy_whose_data_stops_is_undone(instance: ExecInstance, tmp_pat
     where.mkdir()
     async with copying(instance, str(where), incoming=True, form="contents") as copy:
         fd = copy.take_data()
-        os.write(fd, tar_of(a=MUCH)[:300_000])
+        os.write(fd, tar_of(a=much())[:300_000])
         await until_async(lambda: list(where.glob(".sandkeep*/tree/a")))
     assert os.listdir(where) == []
     os.close(fd)
@@ -301,7 +307,7 @@ async def test_the_errors_of_the_block_are_its_own(instance: ExecInstance) -> No
 
 async def test_many_at_once(instance: ExecInstance, tmp_path: Path) -> None:
     async def one(number: int) -> None:
-        data = MUCH[number * 1000 : number * 100_000]
+        data = much()[number * 1000 : number * 100_000]
         async with shell(instance, f"cat <&3 >{tmp_path}/{number}; echo whole", incoming=True) as command:
             async with writing(command.take_data(), data):
                 await command.expect("whole")

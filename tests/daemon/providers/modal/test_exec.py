@@ -1,5 +1,6 @@
 """Commands at Modal as streams: bytes each way, ends, and connections that break."""
 
+import functools
 import os
 import random
 
@@ -13,7 +14,11 @@ from sandkeepd.providers.modal import exec as exec_module
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("modal"), pytest.mark.usefixtures("nothing_is_left")]
 
-MUCH = random.Random(5).randbytes(3_000_000)
+
+@functools.cache
+def much() -> bytes:
+    """Return the same each time. It is made by the process that needs it, and not by all that collect tests."""
+    return random.Random(5).randbytes(3_000_000)
 
 
 @pytest.fixture
@@ -48,11 +53,11 @@ async def test_much_each_way_at_once(remote: Remote) -> None:
     async with remote.exec(["cat"]) as stream, trio.open_nursery() as nursery:
 
         async def send() -> None:
-            await stream.send_all(MUCH)
+            await stream.send_all(much())
             await stream.close_stdin()
 
         nursery.start_soon(send)
-        assert await everything(stream) == MUCH
+        assert await everything(stream) == much()
 
 
 async def test_pieces_of_any_length(remote: Remote) -> None:
@@ -107,11 +112,11 @@ async def test_a_stream_that_breaks_is_read_on_where_it_was(house: House, remote
     async with remote.exec(["cat"]) as stream, trio.open_nursery() as nursery:
 
         async def send() -> None:
-            await stream.send_all(MUCH)
+            await stream.send_all(much())
             await stream.close_stdin()
 
         nursery.start_soon(send)
-        assert await everything(stream) == MUCH
+        assert await everything(stream) == much()
 
 
 async def test_a_command_that_is_lost(house: House, remote: Remote) -> None:

@@ -92,7 +92,7 @@ def test_files_that_cannot_be_had_are_errors(container: Container) -> None:
     with pytest.raises(CallerError, match=r"cannot be written: .*directory"):
         container.write("/bin/busybox/x", bytes(3 << 20), 60)
     for path in ("", "a\0b"):
-        with pytest.raises(CallerError, match="is no path"):
+        with pytest.raises(CallerError, match="is not a path"):
             container.read(path, 60)
 
 
