@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 from tests.sources import repositories
-from tests.support import order, template
+from tests.support import localstack, order, template
 from tests.support.patience import patient
 
 from sandkeep.demo import traces
@@ -96,6 +96,7 @@ ENGINES: dict[str, Callable[[], str | None]] = {
     "root": lambda: _root_alone("become other users"),
     "gcs": _modules("google.cloud.storage", "gcp_storage_emulator"),
     "s3": _modules("boto3", "moto.server", "flask"),
+    "localstack": lambda: localstack.why_absent(),
     "modal": _modules("modal"),
     **repositories.ENGINES,
 }
@@ -223,6 +224,23 @@ def s3_bucket(s3: "S3Server", monkeypatch: pytest.MonkeyPatch) -> str:
     for name, value in s3.environ.items():
         monkeypatch.setenv(name, value)
     return s3.create_bucket(f"test-{uuid.uuid4().hex}")
+
+
+@pytest.fixture(scope="session")
+def localstack_s3(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[localstack.LocalStack]":
+    """LocalStack's S3 for all tests. Ask for `localstack_bucket` too: every test has one of its own."""
+    with localstack.LocalStack(tmp_path_factory.mktemp("localstack")) as service:
+        service.client()
+        _freeze()
+        yield service
+
+
+@pytest.fixture
+def localstack_bucket(localstack_s3: "localstack.LocalStack", monkeypatch: pytest.MonkeyPatch) -> str:
+    """A new bucket, at the service that this process and daemons of the test find by their settings."""
+    for name, value in localstack_s3.environ.items():
+        monkeypatch.setenv(name, value)
+    return localstack_s3.create_bucket(f"test-{uuid.uuid4().hex}")
 
 
 # -- a place for daemons ----------------------------------------------------------------------------------------------

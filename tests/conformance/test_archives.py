@@ -83,6 +83,17 @@ def in_gcs(request: pytest.FixtureRequest) -> Kind:
     return Kind(store, lambda: service.unfinished(bucket), put, lambda name: service.list_also(bucket, name))
 
 
+def in_localstack(request: pytest.FixtureRequest) -> Kind:
+    bucket, service = request.getfixturevalue("localstack_bucket"), request.getfixturevalue("localstack_s3")
+    storage = Storage({**service.environ, "SANDBOX_S3_BUCKET": bucket})
+    store = open_store(Root("s3", bucket), storage, patience_s=1)
+
+    def put(path: str, data: bytes = b"x") -> None:
+        service.client().put_object(Bucket=bucket, Key=path, Body=data)
+
+    return Kind(store, lambda: service.unfinished(bucket), put, put)
+
+
 def in_s3(request: pytest.FixtureRequest) -> Kind:
     bucket, service = request.getfixturevalue("s3_bucket"), request.getfixturevalue("s3")
     storage = Storage({**service.environ, "SANDBOX_S3_BUCKET": bucket})
@@ -100,11 +111,13 @@ KINDS = {
     "mount": in_directory("mount"),
     "gcs": in_gcs,
     "s3": in_s3,
+    "localstack": in_localstack,
 }
+ENGINES = ("gcs", "s3", "localstack")
 
 
 @pytest.fixture(
-    params=[pytest.param(name, marks=[pytest.mark.needs(name)] if name in ("gcs", "s3") else []) for name in KINDS]
+    params=[pytest.param(name, marks=[pytest.mark.needs(name)] if name in ENGINES else []) for name in KINDS]
 )
 def kind(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param](request)

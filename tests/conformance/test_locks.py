@@ -65,9 +65,10 @@ class World:
 
 GCS = pytest.param("gcs", marks=pytest.mark.needs("gcs"))
 S3 = pytest.param("s3", marks=pytest.mark.needs("s3"))
+LOCALSTACK = pytest.param("localstack", marks=pytest.mark.needs("localstack"))
 
 
-@pytest.fixture(params=["memory", "directory", GCS, S3])
+@pytest.fixture(params=["memory", "directory", GCS, S3, LOCALSTACK])
 def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """A world for each kind of store."""
     if request.param == "memory":
@@ -79,7 +80,9 @@ def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     if request.param == "gcs":
         return World(open_store(f"gs://{bucket}"), lambda content: _put_blob(bucket, content))
     monkeypatch.setenv("SANDBOX_S3_BUCKET", bucket)
-    client = request.getfixturevalue("s3").client()
+    if request.param == "localstack":  # a large program, which a busy machine may keep from answering for a while
+        monkeypatch.setattr("sandkeep_store.locks.s3.ANSWER_S", patient(60.0))
+    client = request.getfixturevalue("localstack_s3" if request.param == "localstack" else "s3").client()
     return World(open_store(f"s3://{bucket}"), lambda content: _put_object(client, bucket, content))
 
 

@@ -14,8 +14,18 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from tests.support.patience import patient
 from tests.support.threaded import InThread, QuietServer
 
-Fault: TypeAlias = int | Literal["silent", "down", "slow"]
-"""The status of an answer; or there is none, and the connection stays open, or breaks; or it is late by `SLOW_S`."""
+Fault: TypeAlias = int | Literal["silent", "down", "slow", "lost", "broken", "stalled", "short", "corrupt", "damaged"]
+"""What becomes of a request. A number: it is not carried out, and that is the status of the answer. `silent`, `down`:
+neither, and the connection stays open, or breaks. `slow`: its answer is late by `SLOW_S`.
+
+Of the others the service carries out what it got. `lost`: there is no answer. `broken`, `stalled`: the connection
+breaks in the middle of the answer, or nothing more comes. `short`: the answer is `SHORT_BYTES` long, and says so.
+`corrupt`: its first byte is another one. `damaged`: the last byte of the request was another one on the way.
+
+They are the instructions of googleapis/storage-testbench, where these concern HTTP, and more.
+"""
+
+SHORT_BYTES: Final = 4
 
 SLOW_S: Final = 0.3
 _PATIENCE_S: Final = patient(60.0)
@@ -83,17 +93,21 @@ class FaultyLine(InThread):
         """Answer everything from now on, at once."""
         self._faults: tuple[Fault, ...] = ()
         self._every = 1
+        self._most: int | None = None
         self._matching: Matching = lambda request: True
         self._held: Held | None = None
         self._failed_last: set[tuple[str, str]] = set()
         self.seen = 0
         self.failed = 0
 
-    def fail(self, *faults: Fault, every: int = 1, matching: Matching = lambda request: True) -> None:
+    def fail(
+        self, *faults: Fault, every: int = 1, matching: Matching = lambda request: True, most: int | None = None
+    ) -> None:
         """Fail each so-manieth request that matches, from now on, by one fault after the other; none twice in a row,
-        unless it is each.
+        unless it is each. `most` is the number of requests after which nothing fails any more.
         """
         self.seen = self.failed = 0
+        self._most = most
         self._faults, self._every, self._matching = faults, every, matching
 
     def hold(self, matching: Matching) -> Held:
@@ -105,6 +119,8 @@ class FaultyLine(InThread):
         """Return what is to become of a request; None if it is passed on."""
         with self._lock:
             if not self._faults or not self._matching(request):
+                return None
+            if self.failed == self._most:
                 return None
             self.seen += 1
             again = (request.method, request.target)
@@ -137,6 +153,15 @@ class FaultyLine(InThread):
         return answer, content
 
 
+def _changed(content: bytes, at: int) -> bytes:
+    """Return the content with another byte at a place."""
+    if not content:
+        return content
+    changed = bytearray(content)
+    changed[at] ^= 1
+    return bytes(changed)
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -160,20 +185,25 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             threading.Event().wait(SLOW_S)
             fault = None
         if fault == "silent":
-            with suppress(OSError):
-                self.connection.settimeout(_PATIENCE_S)
-                self.connection.recv(1)  # until the client has had enough
-        if isinstance(fault, str):
-            with suppress(OSError):
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            self.close_connection = True
+            self._wait_for_the_end()
+        if fault in ("silent", "down"):
+            self._break_off()
             return
-        if fault is not None:
+        if isinstance(fault, int):
             self.send_response(fault, "As a test wants it")
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
+        if fault == "damaged":
+            request = request._replace(body=_changed(request.body, -1))
         answer, content = self._line.pass_on(request, self.headers)
+        if fault == "lost":
+            self._break_off()
+            return
+        if fault == "short":
+            content = content[:SHORT_BYTES]
+        if fault == "corrupt":
+            content = _changed(content, 0)
         self.send_response_only(answer.status, answer.reason)
         for name, value in answer.getheaders():
             if name.lower() not in _HOP:
@@ -182,7 +212,24 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if answer.status not in (204, 304):
             self.send_header("Content-Length", size)
         self.end_headers()
+        if fault in ("broken", "stalled"):
+            self.wfile.write(content[: len(content) // 2])
+            if fault == "stalled":
+                self._wait_for_the_end()
+            self._break_off()
+            return
         self.wfile.write(content)
+
+    def _wait_for_the_end(self) -> None:
+        """Wait until the client has had enough."""
+        with suppress(OSError):
+            self.connection.settimeout(_PATIENCE_S)
+            self.connection.recv(1)
+
+    def _break_off(self) -> None:
+        with suppress(OSError):
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.close_connection = True
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding", "").lower() != "chunked":

@@ -23,6 +23,7 @@ from sandkeep.system.durable import sync_directory
 from sandkeep_store.archives.stores import copy as copying
 from sandkeep_store.archives.stores.directory import DirectoryArchives
 from sandkeep_store.archives.stores.open import open_store
+from sandkeep_store.archives.stores.transfer import DigestedCopy
 from sandkeep_store.buckets.config import STORAGE
 from sandkeep_store.buckets.sdks import require_sdk
 from sandkeep_store.locks.fence import Fence
@@ -154,15 +155,15 @@ class CheckpointFiles:
         def work(moved: Meter) -> None:
             store = open_store(root_of(place))
             for file in files:
-                found = digests.Digest(digests.algorithm_of(file.digest))
-                with (
-                    open(_private(f"{directory}/{file.name}"), "wb") as target,
-                    store.read(f"{place.path}/{file.name}", size_bytes=file.size_bytes, progress=moved) as archive,
-                ):
-                    for chunk in archive:
-                        found.update(chunk)
-                        target.write(chunk)
-                _compare(file, found)
+                kind = digests.algorithm_of(file.digest)
+                target = _private(f"{directory}/{file.name}")
+                try:
+                    copy = DigestedCopy(partial(digests.Digest, kind), target)
+                    path, size_bytes = f"{place.path}/{file.name}", file.size_bytes
+                    store.download(path, copy.begin, size_bytes=size_bytes, progress=moved)
+                finally:
+                    os.close(target)
+                _compare(file, copy.digest)
 
         await run_in_thread(work, progress, f"reading {place.uri}")
 

@@ -17,8 +17,8 @@ from sandkeep import events, ids
 from sandkeep.errors import CallerError, DataError, SandkeepError, StateError
 from sandkeep.model import Image, SharedImage
 from sandkeep.protocol.methods import ImageCreate, Params
-from sandkeep.system.descriptors import write_all
 from sandkeep_store.archives.stores.open import open_store
+from sandkeep_store.archives.stores.transfer import DigestedCopy
 from sandkeep_store.archives.tar.limits import DEFAULT_LIMITS
 from sandkeep_store.archives.trees.pack import pack
 from sandkeep_store.buckets.config import STORAGE, Place, Root, Storage
@@ -170,10 +170,7 @@ def _leave(tree: int, place: Place, state_dir: str, log_id: str, moved: Meter) -
 
 def _fetch(place: Place, descriptor: int, moved: Meter) -> str:
     """Copy an archive into an empty file; return its digest. Blocks."""
-    digest = hashlib.sha256()
-    with open_store(place.root).read(place.path, progress=moved) as archive:
-        for chunk in archive:
-            digest.update(chunk)
-            write_all(descriptor, chunk)
+    copy = DigestedCopy(hashlib.sha256, descriptor)
+    open_store(place.root).download(place.path, copy.begin, progress=moved)
     os.lseek(descriptor, 0, os.SEEK_SET)
-    return digest.hexdigest()
+    return copy.digest.hexdigest()

@@ -18,12 +18,12 @@ import trio
 
 from sandkeep import failpoints, model
 from sandkeep.errors import DaemonError, DataError, ProviderError, SandkeepError, error_from
-from sandkeep.system.descriptors import write_all
 from sandkeep_store.archives.stores import copy
 from sandkeep_store.archives.stores.choice import restore_order
 from sandkeep_store.archives.stores.directory import DirectoryArchives, DirectoryUpload
 from sandkeep_store.archives.stores.open import open_store
 from sandkeep_store.archives.stores.store import ArchiveStore, Stored
+from sandkeep_store.archives.stores.transfer import begin_copy
 from sandkeep_store.archives.tar.inspect import inspect
 from sandkeep_store.buckets.config import STORAGE, Place, Root
 from sandkeep_store.buckets.sdks import require_sdk
@@ -352,9 +352,7 @@ def fetched(store: ArchiveStore, place: Place, size_bytes: int, moved: Meter) ->
         return store.open_file(place.path)
     descriptor = open_unnamed(STORAGE.local_root().base, create=True)
     try:
-        with store.read(place.path, size_bytes=size_bytes, progress=moved) as archive:
-            for chunk in archive:
-                write_all(descriptor, chunk)
+        store.download(place.path, partial(begin_copy, descriptor), size_bytes=size_bytes, progress=moved)
     except OSError as error:
         os.close(descriptor)
         raise DaemonError("storage_unavailable", f"no copy of {place} could be made: {error.strerror}") from None

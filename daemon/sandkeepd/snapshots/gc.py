@@ -13,7 +13,7 @@ first: the archive may have had another owner.
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, Final
 
 import trio
@@ -28,7 +28,7 @@ from sandkeep.protocol.methods import SnapshotGc
 from sandkeep.settings.daemon import SNAPSHOT_RETAIN, SnapshotRule
 from sandkeep_store.archives.stores.open import open_store
 from sandkeep_store.archives.stores.store import ArchiveStore, Stored
-from sandkeep_store.buckets.config import STORAGE, Root
+from sandkeep_store.buckets.config import STORAGE, Artifact, Root
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.locks.s3 import PROBE
 from sandkeep_store.threads import in_thread
@@ -43,6 +43,7 @@ from sandkeepd.snapshots.snapshots import SnapshotRemoval
 logger = logging.getLogger("sandkeepd")
 
 EVERY_S: Final = 600.0
+UPLOADS_EVERY_S: Final = 3600.0
 ABANDONED_AFTER_S: Final = 86_400.0
 """Age in seconds at which an unfinished upload counts as abandoned."""
 
@@ -130,8 +131,14 @@ class GarbageCollector:
         self.removal = ArchiveRemoval(core, archives)
 
     async def run(self) -> None:
-        """Apply retention now and then, until cancelled."""
+        """Apply retention now and then, and end abandoned uploads, at first those of an earlier daemon; until
+        cancelled.
+        """
+        looked_at: float | None = None
         while True:
+            if looked_at is None or trio.current_time() - looked_at >= UPLOADS_EVERY_S:
+                looked_at = trio.current_time()
+                await self._core.run_logged(self._end_uploads, "the end of abandoned uploads")
             await trio.sleep(EVERY_S)
             await self._core.run_logged(self._apply, "retention of snapshots")
 
@@ -202,13 +209,30 @@ class GarbageCollector:
                     await in_thread(self._sweep_unfinished, root, store)
             except SandkeepError as error:
                 left.append(f"{root.base}: {error.message}")
-        more = [root for root in STORAGE.roots("checkpoint") if root.is_bucket and root not in roots]
-        for root in more if not dry_run else ():
-            try:
-                await in_thread(self._sweep_unfinished, root)
-            except SandkeepError as error:
-                left.append(f"{root.base}: {error.message}")
+        if not dry_run:
+            left += await self._sweep_buckets("checkpoint", roots)
         return removed, left, freed
+
+    async def _end_uploads(self) -> None:
+        """Error handling: a bucket that does not answer is asked again at the next look."""
+        try:
+            for why in await self._sweep_buckets("snapshot") + await self._sweep_buckets("checkpoint"):
+                logger.info("abandoned uploads may be left", extra={"why": why})
+        except SandkeepError as error:  # a malformed setting, of which each request tells
+            logger.info("abandoned uploads may be left", extra={"why": error.message})
+
+    async def _sweep_buckets(self, artifact: Artifact, swept: Container[Root] = ()) -> list[str]:
+        """Remove what is unfinished in the buckets of such artifacts; return why anything may be left. GCS has none: it
+        ends uploads by itself.
+        """
+        left = []
+        for root in STORAGE.roots(artifact):
+            if root.where == "s3" and root not in swept:
+                try:
+                    await in_thread(self._sweep_unfinished, root)
+                except SandkeepError as error:
+                    left.append(f"{root.base}: {error.message}")
+        return left
 
     def _sweep_unfinished(self, root: Root, store: ArchiveStore | None = None) -> None:
         """Remove what killed daemons left unfinished: on this machine all that is old, in a bucket what is surely of

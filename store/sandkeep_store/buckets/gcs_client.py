@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from sandkeep.errors import DataError, ProviderError, SandkeepError, SetupError, StateError
-from sandkeep_store.buckets.answers import answer_s
+from sandkeep_store.buckets.answers import UnreadableAnswerError, answer_s
 from sandkeep_store.buckets.config import STORAGE, Storage
 
 CONNECT_S: Final = 10.0
@@ -72,10 +72,19 @@ def timeouts(patience_s: float) -> tuple[float, float]:
 
 
 def retrying(patience_s: float) -> Any:
-    """Return the SDK's retry policy for transient errors, with a timeout of so many seconds."""
+    """Return the SDK's retry policy for transient errors, and for answers that cannot be read, with a timeout of so
+    many seconds.
+    """
     from google.cloud.storage.retry import DEFAULT_RETRY
+    from requests.exceptions import JSONDecodeError
 
-    return DEFAULT_RETRY.with_timeout(patience_s).with_delay(FIRST_PAUSE_S, LONGEST_PAUSE_S, 2.0)
+    is_transient = DEFAULT_RETRY._predicate  # noqa: SLF001  # it has no public name
+
+    def is_passing(error: Exception) -> bool:
+        return isinstance(error, (JSONDecodeError, UnreadableAnswerError)) or bool(is_transient(error))
+
+    policy = DEFAULT_RETRY.with_predicate(is_passing)
+    return policy.with_timeout(patience_s).with_delay(FIRST_PAUSE_S, LONGEST_PAUSE_S, 2.0)
 
 
 @contextmanager

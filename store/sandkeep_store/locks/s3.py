@@ -7,11 +7,14 @@ would be none, and nobody would notice. So a service is tried before the first w
 import secrets
 from contextlib import closing
 from email.utils import parsedate_to_datetime
+from functools import partial
+from hashlib import md5
 from typing import Any, Final
 
 from sandkeep.errors import SandkeepError, SetupError
+from sandkeep_store.buckets.answers import ask_again, unreadable
 from sandkeep_store.buckets.config import STORAGE, Storage
-from sandkeep_store.buckets.s3_client import connect, translated_errors
+from sandkeep_store.buckets.s3_client import connect, digest_of, translated_errors
 from sandkeep_store.locks.store import MAX_DOCUMENT_BYTES, Stored, Written
 
 ANSWER_S: Final = 5.0
@@ -32,18 +35,36 @@ class S3Store:
         self._bucket = bucket
         self._storage = storage
         self._keeps_conditions = False
+        self._tags_are_digests = False
+        """By the last write: those of encrypted objects are none."""
 
     def read(self, path: str, most: int = MAX_DOCUMENT_BYTES) -> Stored | None:
         """See `DocumentStore.read`."""
         try:
-            with translated_errors(f"{self.where}/{path}"):
-                answer = self._client().get_object(Bucket=self._bucket, Key=path)
-                with closing(answer["Body"]) as body:
-                    return Stored(body.read(most + 1), answer["ETag"])
+            return ask_again(partial(self._read, path, most))
         except SandkeepError as error:
             if error.code != "snapshot_missing":
                 raise
             return None
+
+    def _read(self, path: str, most: int) -> Stored:
+        """Raises `UnreadableAnswerError` for an answer that breaks off, or bytes that were damaged on the way: the SDK
+        retries none of that.
+        """
+        from botocore.exceptions import BotoCoreError
+
+        where = f"{self.where}/{path}"
+        with translated_errors(where):
+            answer = self._client().get_object(Bucket=self._bucket, Key=path)
+            try:
+                with closing(answer["Body"]) as body:
+                    found = Stored(body.read(most + 1), answer["ETag"])
+            except BotoCoreError as error:
+                raise unreadable(where, error) from error
+        is_whole = len(found.content) <= most
+        if self._tags_are_digests and is_whole and not _is_digest(found.version, found.content):
+            raise unreadable(where, ValueError(found.version))
+        return found
 
     def write(self, path: str, content: bytes, over: str | None) -> Written | None:
         """See `DocumentStore.write`. Raises `not_supported` where conditions are not kept."""
@@ -52,7 +73,7 @@ class S3Store:
 
     def _write(self, path: str, content: bytes, over: str | None) -> Written | None:
         condition = {"IfNoneMatch": "*"} if over is None else {"IfMatch": over}
-        what = {"Body": content, "ContentType": "application/json", **condition}
+        what = {"Body": content, "ContentType": "application/json", "ContentMD5": digest_of(content), **condition}
         try:
             with translated_errors(f"{self.where}/{path}"):
                 answer = self._client().put_object(Bucket=self._bucket, Key=path, **what)
@@ -60,6 +81,7 @@ class S3Store:
             if error.code not in _NOT_WRITTEN:
                 raise
             return None
+        self._tags_are_digests = _is_digest(answer["ETag"], content)
         date = answer["ResponseMetadata"]["HTTPHeaders"]["date"]
         return Written(answer["ETag"], parsedate_to_datetime(date).timestamp())
 
@@ -82,3 +104,7 @@ class S3Store:
 
     def _client(self) -> Any:
         return connect(self._storage, PATIENCE_S, ANSWER_S)
+
+
+def _is_digest(tag: str, content: bytes) -> bool:
+    return tag.strip('"') == md5(content, usedforsecurity=False).hexdigest()

@@ -7,15 +7,12 @@ deletes it only when the other is still there, complete.
 import hashlib
 import os
 from collections.abc import Mapping
-from typing import Final
 
 from sandkeep.errors import StateError
 from sandkeep_store.archives.stores.directory import DirectoryArchives
 from sandkeep_store.archives.stores.store import ArchiveStore
+from sandkeep_store.archives.stores.transfer import DigestedCopy
 from sandkeep_store.archives.stores.types import Fence, Progress, Stored, corrupt
-
-DIGEST: Final = "sha256"
-"""The key of the metadata that tells an archive's digest."""
 
 
 def send(
@@ -41,7 +38,7 @@ def send(
                 file,
                 size_bytes=os.fstat(file.fileno()).st_size,
                 sha256=sha256,
-                metadata={**(metadata or {}), DIGEST: sha256},
+                metadata=metadata,
                 fence=fence,
                 progress=progress,
             )
@@ -54,11 +51,9 @@ def send(
 
 def _same(target: ArchiveStore, path: str, sha256: str, progress: Progress) -> Stored | None:
     """Return the object at `path` if its digest is `sha256`, else None."""
-    digest = hashlib.sha256()
-    with target.read(path, progress=progress) as archive:
-        for chunk in archive:
-            digest.update(chunk)
-        return archive.stored if digest.hexdigest() == sha256 else None
+    copy = DigestedCopy(hashlib.sha256)
+    stored = target.download(path, copy.begin, progress=progress)
+    return stored if copy.digest.hexdigest() == sha256 else None
 
 
 def release(local: DirectoryArchives, path: str, target: ArchiveStore, sent: Stored) -> bool:

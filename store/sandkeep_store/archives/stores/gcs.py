@@ -7,6 +7,7 @@ the object that is there now is this one.
 """
 
 import secrets
+from base64 import b64encode
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
@@ -19,10 +20,12 @@ from sandkeep_store.archives.stores.store import ArchiveStore
 from sandkeep_store.archives.stores.types import (
     CHUNK_BYTES,
     WRITE_ID,
+    Checksum,
     Stored,
     Waiting,
     conflict,
 )
+from sandkeep_store.buckets.answers import parsing
 from sandkeep_store.buckets.config import STORAGE, Root, Storage, is_path
 from sandkeep_store.buckets.gcs_client import connect, refusal, retrying, timeouts, translated_errors
 
@@ -42,7 +45,7 @@ class GcsArchives(ArchiveStore):
         with translated_errors(f"gs://{self.root.base}/{prefix}"):
             for blob in self._bucket.list_blobs(prefix=prefix, fields=_LISTED, **self._options):
                 if is_path(blob.name):
-                    yield _stored(blob)
+                    yield self._stored(blob)
 
     def _begin(self, path: str, metadata: dict[str, str], waiting: Waiting) -> GcsUpload:
         if self._found(path) is not None:
@@ -60,7 +63,10 @@ class GcsArchives(ArchiveStore):
         blob = self._bucket.blob(path)
         with translated_errors(self.where(path)):
             blob.reload(**self._options)
-        return _stored(blob)
+        return self._stored(blob)
+
+    def _checksum_of(self, stored: Stored) -> Checksum | None:
+        return _Crc32c(stored.crc32c) if stored.crc32c else None
 
     def _fetch(self, stored: Stored, offset: int) -> Iterator[bytes]:
         where = self.where(stored.path)
@@ -97,11 +103,25 @@ class GcsArchives(ArchiveStore):
             return False
         return True
 
+    def _stored(self, blob: Any) -> Stored:
+        with parsing(self.where(blob.name)):
+            metadata = {str(key): str(value) for key, value in (blob.metadata or {}).items()}
+            changed_at = blob.updated.timestamp() if blob.updated is not None else 0.0
+            return Stored(blob.name, int(blob.size), str(int(blob.generation)), metadata, changed_at, blob.crc32c or "")
 
-def _stored(blob: Any) -> Stored:
-    metadata = {str(key): str(value) for key, value in (blob.metadata or {}).items()}
-    changed_at = blob.updated.timestamp() if blob.updated is not None else 0.0
-    return Stored(blob.name, int(blob.size or 0), str(blob.generation), metadata, changed_at)
+
+class _Crc32c:
+    """The checksum that the service keeps with each object: that of all its bytes, however they were uploaded."""
+
+    def __init__(self, expected: str) -> None:
+        from google_crc32c import Checksum as Digest
+
+        self._expected = expected
+        self._digest = Digest()
+        self.update = self._digest.update
+
+    def matches(self) -> bool:
+        return b64encode(self._digest.digest()).decode() == self._expected
 
 
 def _number(generation: str, where: str) -> int:

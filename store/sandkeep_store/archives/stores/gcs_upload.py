@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep_store.archives.stores.retry import RetryLimit
 from sandkeep_store.archives.stores.types import Stored, Waiting
+from sandkeep_store.buckets.answers import parsing
 from sandkeep_store.buckets.gcs_client import refusal, timeouts, translated_errors
 
 PART_BYTES: Final = 8 * 1024**2
@@ -49,10 +50,14 @@ class GcsUpload:
         self._sent += len(part)
 
     def finish(self, part: bytes) -> Stored:
-        """See `types.Upload`. The service compares the whole with our checksum before the object appears."""
+        """See `types.Upload`. The service compares the whole with our checksum before the object appears. Where its
+        answer cannot be read, the object itself tells whether it is there.
+        """
         self._checksum.update(part)
         try:
-            return stored_from(self._transfer(part, self._sent + len(part)))
+            answer = self._transfer(part, self._sent + len(part))
+            with parsing(self.where):
+                return stored_from(answer.json())
         except SandkeepError as error:
             return self.landed(error)
 
@@ -61,18 +66,20 @@ class GcsUpload:
         with suppress(SandkeepError), translated_errors(self.where):
             self.http.delete(self.url, timeout=timeouts(self.patience_s))
 
-    def _transfer(self, part: bytes, total: int | None) -> dict[str, Any]:
-        """Send a part until the service has all of it. With `total` it is the last, and the answer is the object."""
+    def _transfer(self, part: bytes, total: int | None) -> Any:
+        """Send a part until the service has all of it. With `total` it is the last, and the answer, which is returned,
+        has the object's resource.
+        """
         patience = RetryLimit(self.patience_s, self.waiting)
         held: int | None = self._sent
         while True:
             try:
                 answer = self._ask() if held is None else self._put(part[held - self._sent :], held, total)
                 if answer.status_code in (200, 201):
-                    return dict(answer.json())
+                    return answer
                 held = self._held(answer, len(part))
                 if total is None and held == self._sent + len(part):
-                    return {}
+                    return answer
             except ProviderError as error:
                 patience.wait(error, moved=False)
                 held = None
@@ -112,4 +119,5 @@ def stored_from(resource: dict[str, Any]) -> Stored:
         str(resource["generation"]),
         {str(key): str(value) for key, value in (resource.get("metadata") or {}).items()},
         datetime.fromisoformat(resource["updated"]).timestamp(),
+        str(resource.get("crc32c") or ""),
     )

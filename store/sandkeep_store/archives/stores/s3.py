@@ -9,21 +9,24 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
-from sandkeep.errors import SandkeepError
+from sandkeep.errors import DataError, SandkeepError, SetupError
 from sandkeep_store.archives.stores.retry import PATIENCE_S
 from sandkeep_store.archives.stores.s3_upload import COMPLETE_S, S3Upload
 from sandkeep_store.archives.stores.store import ArchiveStore
 from sandkeep_store.archives.stores.types import (
     CHUNK_BYTES,
+    DIGEST,
     WRITE_ID,
+    Checksum,
     Stored,
     Waiting,
     conflict,
 )
 from sandkeep_store.buckets.config import STORAGE, Root, Storage, is_path
-from sandkeep_store.buckets.s3_client import connect, refusal, translated_errors
+from sandkeep_store.buckets.s3_client import connect, pages, refusal, translated_errors
 
 
 class S3Archives(ArchiveStore):
@@ -36,9 +39,10 @@ class S3Archives(ArchiveStore):
 
     def objects(self, prefix: str = "") -> Iterator[Stored]:
         """See `ArchiveStore.objects`. S3 lists no metadata."""
-        with translated_errors(f"s3://{self.root.base}/{prefix}"):
-            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.root.base, Prefix=prefix)
-            for found in (found for page in pages for found in page.get("Contents", ())):
+        listing = partial(pages, self._client.list_objects_v2, f"s3://{self.root.base}/{prefix}")
+        following = {"ContinuationToken": "NextContinuationToken"}
+        for page in listing(following, Bucket=self.root.base, Prefix=prefix):
+            for found in page.get("Contents", ()):
                 if is_path(found["Key"]):
                     yield Stored(found["Key"], found["Size"], _tag(found), {}, found["LastModified"].timestamp())
 
@@ -49,9 +53,10 @@ class S3Archives(ArchiveStore):
         is_over: Callable[[str], bool] = lambda path: True,  # noqa: ARG005
     ) -> int:
         before = datetime.now(UTC) - timedelta(seconds=older_than_s)
-        with translated_errors(f"s3://{self.root.base}/{prefix}"):
-            pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self.root.base, Prefix=prefix)
-            listed = [upload for page in pages for upload in page.get("Uploads", ()) if upload["Initiated"] < before]
+        listing = partial(pages, self._client.list_multipart_uploads, f"s3://{self.root.base}/{prefix}")
+        following = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
+        found = [page.get("Uploads", ()) for page in listing(following, Bucket=self.root.base, Prefix=prefix)]
+        listed = [upload for uploads in found for upload in uploads if upload["Initiated"] < before]
         return sum(self._abort(upload["Key"], upload["UploadId"]) for upload in listed if is_over(upload["Key"]))
 
     def _abort(self, path: str, upload_id: str) -> bool:
@@ -87,6 +92,13 @@ class S3Archives(ArchiveStore):
             path, found["ContentLength"], _tag(found), dict(found["Metadata"]), found["LastModified"].timestamp()
         )
 
+    def _checksum_of(self, stored: Stored) -> Checksum | None:
+        """The digest beside the object: an ETag is a digest in some services and buckets only, and what other checksums
+        there are differs as much.
+        """
+        digest = stored.metadata.get(DIGEST)
+        return _Sha256(digest) if digest is not None else None
+
     def _check_bucket(self, path: str) -> None:
         """S3 does not say of an object whether it is missing or its bucket. Raises `not_configured` for the latter."""
         with translated_errors(self.where(path)):
@@ -114,9 +126,29 @@ class S3Archives(ArchiveStore):
         if generation not in (None, found.generation):
             raise conflict(self.where(path))
         condition = {} if generation is None else {"IfMatch": generation}
+        try:
+            self._remove(path, condition)
+        except DataError:
+            return True  # it was there: an attempt succeeded, and its answer was lost
+        except SetupError as error:
+            if error.code != "not_supported" or not condition:
+                raise
+            self._remove(path, {})  # a service without such a condition: what was found a moment ago has to do
+        return True
+
+    def _remove(self, path: str, condition: dict[str, str]) -> None:
         with translated_errors(self.where(path)):
             self._client.delete_object(Bucket=self.root.base, Key=path, **condition)
-        return True
+
+
+class _Sha256:
+    def __init__(self, expected: str) -> None:
+        self._expected = expected
+        self._digest = sha256()
+        self.update = self._digest.update
+
+    def matches(self) -> bool:
+        return self._digest.hexdigest() == self._expected
 
 
 def _tag(answer: dict[str, Any]) -> str:

@@ -1,7 +1,5 @@
 """One upload to S3: a single request if the object fits into one part, else a multipart upload with a few parts in
-flight.
-
-The SDK gives each part a checksum, with which the service verifies it.
+flight. Each request has the digest of its content, with which the service verifies it.
 """
 
 from collections import deque
@@ -9,13 +7,15 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from threading import Event
 from typing import Any, Final
 
 from sandkeep.errors import CallerError, SandkeepError
 from sandkeep_store.archives.stores.retry import HEARD_EVERY_S, retry_while_unavailable
-from sandkeep_store.archives.stores.types import Stored, Waiting
-from sandkeep_store.buckets.s3_client import translated_errors
+from sandkeep_store.archives.stores.types import DIGEST, Stored, Waiting
+from sandkeep_store.buckets.answers import ask_again
+from sandkeep_store.buckets.s3_client import digest_of, translated_errors
 
 PART_BYTES: Final = 5 * 1024**2
 """Minimum part size of the service. Freed memory returns late, so part size determines memory use."""
@@ -26,9 +26,6 @@ MOST_PARTS: Final = 10_000
 PARTS_OF_A_SIZE: Final = 1000
 LARGEST_DOUBLING: Final = 3
 """Parts are doubled so often, after each thousand: so 300 GB go into ten thousand of at most 40 MiB."""
-
-_KEPT: Final = ("ETag", "ChecksumCRC32", "ChecksumCRC32C", "ChecksumCRC64NVME")
-"""Fields of the answer to each part that the final request has to repeat."""
 
 
 class _EndedError(Exception):
@@ -78,7 +75,7 @@ class S3Upload:
         if self._begun == MOST_PARTS:
             raise CallerError("invalid", f"{self._where} would have more than the {self._sent} bytes that S3 takes")
         if self._upload_id is None:
-            self._upload_id = self._create()
+            self._upload_id = ask_again(self._create)
         self._begun += 1
         self._sent += len(part)
         self._under_way.append(self._pool.submit(self._upload, self._begun, part))
@@ -116,12 +113,16 @@ class S3Upload:
             self._parts.append(self._under_way.popleft().result())
 
     def _upload(self, number: int, part: bytes) -> dict[str, Any]:
+        digest = digest_of(part)
+
         def attempt() -> Any:
             with translated_errors(self._where):
-                return self.client.upload_part(**self._object, UploadId=self._upload_id, PartNumber=number, Body=part)
+                return self.client.upload_part(
+                    **self._object, UploadId=self._upload_id, PartNumber=number, Body=part, ContentMD5=digest
+                )
 
         sent = retry_while_unavailable(self.patience_s, self._unless_ended, attempt)
-        return {"PartNumber": number, **{key: sent[key] for key in _KEPT if key in sent}}
+        return {"PartNumber": number, "ETag": sent["ETag"]}
 
     def _unless_ended(self) -> None:
         if self._ended.is_set():
@@ -138,4 +139,5 @@ class S3Upload:
         )
 
     def _put(self, content: bytes) -> None:
-        self.client.put_object(**self._described, Body=content, IfNoneMatch="*")
+        described = {**self._described, "Metadata": {DIGEST: sha256(content).hexdigest(), **self.metadata}}
+        self.client.put_object(**described, Body=content, ContentMD5=digest_of(content), IfNoneMatch="*")

@@ -16,7 +16,8 @@ Lifecycle::
   until it returns; a failed or cancelled write leaves nothing that is visible or billed. It takes any number of bytes
   in bounded memory, and resumes after a broken connection.
 - **read** gives exactly the bytes of one generation, or raises: `snapshot_corrupt` when the store has fewer or more
-  than it says. It too resumes after a broken connection.
+  than it says, or other ones by its checksum. It too resumes after a broken connection. **download** reads once more
+  before it says so.
 - **objects** lists objects by prefix; names that are no paths of ours are omitted, since others may write to a bucket.
 - **delete** returns False if there was no object; repeating it is safe.
 - **Documents** are small objects with compare-and-swap: a write replaces only the version that was read. No two
@@ -42,11 +43,14 @@ from contextlib import suppress
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep_store.archives.stores.transfer import Reader, VerifiedSource, send
 from sandkeep_store.archives.stores.types import (
+    DIGEST,
     WRITE_ID,
+    Checksum,
     Fence,
     Progress,
     Source,
     Stored,
+    TransferDamageError,
     Upload,
     Waiting,
     conflict,
@@ -78,11 +82,14 @@ class ArchiveStore(ABC):
         progress: Progress = lambda _: None,
     ) -> Stored:
         """Write a new object. Raises `snapshot_corrupt`, and writes nothing, if size or digest are not those given."""
+        metadata = dict(metadata or {})
+        if sha256 is not None:
+            metadata[DIGEST] = sha256
         if fence is not None:
             fence.check()
-            metadata = {**(metadata or {}), "fence": str(fence.number)}
+            metadata["fence"] = str(fence.number)
         verified = VerifiedSource(source, self.where(checked_path(path)), size_bytes, sha256)
-        upload = self._begin(path, dict(metadata or {}), lambda: progress(verified.bytes_read))
+        upload = self._begin(path, metadata, lambda: progress(verified.bytes_read))
         try:
             last = send(upload, verified, progress)
             if fence is not None:
@@ -108,7 +115,31 @@ class ArchiveStore(ABC):
             raise conflict(self.where(path))
         if size_bytes is not None and size_bytes != stored.size_bytes:
             raise corrupt(self.where(path), f"it has {stored.size_bytes} bytes and not {size_bytes}")
-        return Reader(self.where(path), stored, self._fetch, self.patience_s, progress)
+        return Reader(self.where(path), stored, self._fetch, self.patience_s, progress, self._checksum_of(stored))
+
+    def download(
+        self,
+        path: str,
+        begin: Callable[[], Callable[[bytes], object]],
+        *,
+        size_bytes: int | None = None,
+        progress: Progress = lambda _: None,
+    ) -> Stored:
+        """Copy an object. `begin` begins the copy, or begins it anew, and returns the function that takes its chunks:
+        bytes that were damaged on the way are fetched once more. Raises as `read` does.
+        """
+        try:
+            return self._download(path, begin(), size_bytes, progress)
+        except TransferDamageError:
+            return self._download(path, begin(), size_bytes, progress)
+
+    def _download(
+        self, path: str, take: Callable[[bytes], object], size_bytes: int | None, progress: Progress
+    ) -> Stored:
+        with self.read(path, size_bytes=size_bytes, progress=progress) as archive:
+            for chunk in archive:
+                take(chunk)
+            return archive.stored
 
     def stat(self, path: str) -> Stored:
         """Return size, generation and metadata of an object. Raises `snapshot_missing`."""
@@ -157,6 +188,10 @@ class ArchiveStore(ABC):
                 if found is not None and found.metadata.get(WRITE_ID) == write_id:
                     return found
         raise error
+
+    def _checksum_of(self, stored: Stored) -> Checksum | None:  # noqa: ARG002
+        """Return what an object's bytes are compared with, if the store has anything."""
+        return None
 
     @abstractmethod
     def _begin(self, path: str, metadata: dict[str, str], waiting: Waiting) -> Upload: ...

@@ -1,13 +1,16 @@
 """Bytes on their way: cut into parts for an upload, and read on after a broken connection."""
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Generic, Protocol, Self, TypeVar
 
 from sandkeep.errors import ProviderError
+from sandkeep.system.descriptors import write_all
 from sandkeep_store.archives.stores.retry import RetryLimit
-from sandkeep_store.archives.stores.types import Progress, Source, Stored, Upload, corrupt
+from sandkeep_store.archives.stores.types import Checksum, Progress, Source, Stored, Upload, corrupt, damaged_transfer
 
 
 class VerifiedSource:
@@ -88,6 +91,46 @@ def _from_chunks(chunks: Iterator[bytes]) -> Callable[[int], bytes]:
     return take
 
 
+class Digest(Protocol):
+    """A digest that is being made."""
+
+    def update(self, data: bytes, /) -> object:
+        """Take some more bytes."""
+        ...
+
+
+def begin_copy(descriptor: int) -> Callable[[bytes], object]:
+    """Empty a file, and return the function that takes the chunks of a copy. See `ArchiveStore.download`."""
+    os.ftruncate(descriptor, 0)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return partial(write_all, descriptor)
+
+
+D = TypeVar("D", bound=Digest)
+
+
+class DigestedCopy(Generic[D]):
+    """A copy of an object, for `ArchiveStore.download`, and its digest: into a file, if there is a descriptor."""
+
+    def __init__(self, new_digest: Callable[[], D], descriptor: int | None = None) -> None:
+        self._new_digest = new_digest
+        self._descriptor = descriptor
+        self.digest = new_digest()
+
+    def begin(self) -> Callable[[bytes], object]:
+        """Begin it, or begin it anew; return the function that takes its chunks."""
+        self.digest = self._new_digest()
+        if self._descriptor is None:
+            return self.digest.update
+        write = begin_copy(self._descriptor)
+
+        def take(chunk: bytes) -> None:
+            self.digest.update(chunk)
+            write(chunk)
+
+        return take
+
+
 class Reader:
     """The bytes of one object, in chunks. `stored` describes the object. Use it in a `with`."""
 
@@ -98,8 +141,10 @@ class Reader:
         fetch: Callable[[Stored, int], Iterator[bytes]],
         patience_s: float,
         progress: Progress,
+        checksum: Checksum | None = None,
     ) -> None:
         self.stored = stored
+        self._checksum = checksum
         self._progress = progress
         self._patience = RetryLimit(patience_s, lambda: progress(self._offset))
         self._where = where
@@ -122,13 +167,17 @@ class Reader:
             close()
 
     def __iter__(self) -> Iterator[bytes]:
-        """The chunks. After a broken connection it goes on with the next byte, while it gets anywhere."""
+        """The chunks. After a broken connection it goes on with the next byte, while it gets anywhere. Raises
+        `TransferDamageError` after the last one if they are not those of the object.
+        """
         while self._offset < self.stored.size_bytes:
             before = self._offset
             try:
                 yield from self._until_it_breaks()
             except ProviderError as error:
                 self._patience.wait(error, moved=self._offset > before)
+        if self._checksum is not None and not self._checksum.matches():
+            raise damaged_transfer(self._where, "its bytes are not those of its checksum")
 
     def _until_it_breaks(self) -> Iterator[bytes]:
         self.close()
@@ -136,8 +185,14 @@ class Reader:
         for chunk in self._chunks:
             self._offset += len(chunk)
             if self._offset > self.stored.size_bytes:
-                raise corrupt(self._where, f"it has more than the {self.stored.size_bytes} bytes that it says it has")
+                raise damaged_transfer(
+                    self._where, f"it has more than the {self.stored.size_bytes} bytes that it says it has"
+                )
+            if self._checksum is not None:
+                self._checksum.update(chunk)
             self._progress(self._offset)
             yield chunk
         if self._offset < self.stored.size_bytes:
-            raise corrupt(self._where, f"{self._offset} bytes are there of the {self.stored.size_bytes} it says it has")
+            raise damaged_transfer(
+                self._where, f"{self._offset} bytes are there of the {self.stored.size_bytes} it says it has"
+            )

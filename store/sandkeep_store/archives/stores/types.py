@@ -11,6 +11,9 @@ CHUNK_BYTES: Final = 1024**2
 WRITE_ID: Final = "sandkeep-write"
 """The key of metadata by which a writer knows its own object again."""
 
+DIGEST: Final = "sha256"
+"""The key of metadata that tells an archive's digest, where it is known before the first byte."""
+
 Source: TypeAlias = BinaryIO | Iterable[bytes]
 Progress: TypeAlias = Callable[[int], object]
 """Called with how many bytes passed so far."""
@@ -19,13 +22,28 @@ Waiting: TypeAlias = Callable[[], object]
 
 
 class Stored(NamedTuple):
-    """An object in a store. `changed_at` is in seconds since 1970, by the store's clock."""
+    """An object in a store. `changed_at` is in seconds since 1970, by the store's clock; `crc32c` is the checksum that
+    GCS keeps, in base64.
+    """
 
     path: str
     size_bytes: int
     generation: str
     metadata: Mapping[str, str]
     changed_at: float
+    crc32c: str = ""
+
+
+class Checksum(Protocol):
+    """The checksum of an object, compared with bytes as they come."""
+
+    def update(self, chunk: bytes, /) -> object:
+        """Take the next bytes."""
+        ...
+
+    def matches(self) -> bool:
+        """Return True if all of them are those of the object."""
+        ...
 
 
 class Fence(Protocol):
@@ -72,6 +90,19 @@ def missing(where: str) -> DataError:
     return DataError("snapshot_missing", f"there is no {where}", place=where)
 
 
+class TransferDamageError(DataError):
+    """Bytes came that are not those of the object, by what the service says of it: they may be right next time."""
+
+
 def corrupt(where: str, why: str) -> DataError:
     """Return the error for an archive that does not match its size or digest, or is malformed."""
-    return DataError("snapshot_corrupt", f"{where} is damaged: {why}: use another copy", place=where)
+    return DataError("snapshot_corrupt", _damaged(where, why), place=where)
+
+
+def damaged_transfer(where: str, why: str) -> TransferDamageError:
+    """Return the same error for what a read brought, which is worth another."""
+    return TransferDamageError("snapshot_corrupt", _damaged(where, why), place=where)
+
+
+def _damaged(where: str, why: str) -> str:
+    return f"{where} is damaged: {why}: use another copy"
