@@ -3,13 +3,15 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
+import trio
 from msgspec.structs import replace
 
 from sandkeep.errors import CallerError, StateError
 from sandkeep.protocol.methods import METHODS, EventQuery, Mutation
 from sandkeep_store.threads import working_for
+from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.sessions import SessionState
 from sandkeepd.api.repeated_commands import RepeatedCommands
 from sandkeepd.core.access import Request, admit
@@ -17,6 +19,9 @@ from sandkeepd.core.call import Call, no_progress
 from sandkeepd.core.core import Core
 from sandkeepd.core.messages import named_answer, named_progress, with_names
 from sandkeepd.core.operation import Again, Command, Handle
+
+END_KNOWN_S: Final = 2.0
+"""Seconds in which the end of a sandbox is on record after a call found it gone."""
 
 HandleNow = Callable[[Request[Any]], Any]
 BringBack = Callable[[Request[Any], SessionState], Awaitable[str]]
@@ -116,7 +121,7 @@ class Dispatch:
             return await handle(request)
 
     async def _handle_ready(self, handle: Handle, session: SessionState, request: Request[Any]) -> Any:
-        has_given = False
+        has_given, used = False, session.sandbox_id or ""
 
         async def give(descriptors: Sequence[int]) -> None:
             nonlocal has_given
@@ -124,18 +129,28 @@ class Dispatch:
             await request.give(descriptors)
 
         async def handle_once() -> Any:
-            sandbox_id = await self._bring_back(request, session)
-            return await handle(replace(request, params=replace(request.params, sandbox_id=sandbox_id), give=give))
+            nonlocal used
+            used = await self._bring_back(request, session)
+            return await handle(replace(request, params=replace(request.params, sandbox_id=used), give=give))
 
         try:
             return await handle_once()
         except StateError as ended:
-            sandbox = self._core.state.sandboxes.get(session.sandbox_id or "")
-            if has_given or ended.code != "not_ready" or session.is_ready(sandbox):
+            if has_given or ended.code != "not_ready":
                 raise
-            if "process_id" in ended.data and sandbox is not None and sandbox.status != "lost":
-                raise  # it may have run, and what it did is in the files
-            return await handle_once()  # the sandbox ended at that moment, before the call had an effect
+            if not await self._ended_before(ended, session, self._core.state.sandboxes.get(used)):
+                raise
+            return await handle_once()
+
+    async def _ended_before(self, ended: StateError, session: SessionState, sandbox: SandboxState | None) -> bool:
+        """Return True if a call failed because its sandbox ended at that moment, before it had an effect that lasts."""
+        process = self._core.state.processes.get(ended.data.get("process_id", ""))
+        if "process_id" in ended.data and (process is None or not process.interrupted):  # it may have run
+            return not session.is_ready(sandbox) and (sandbox is None or sandbox.status == "lost")
+        with trio.move_on_after(END_KNOWN_S):  # the call may have found the sandbox gone before the daemon knows
+            while sandbox is not None and session.is_ready(sandbox):
+                await self._core.changed(sandbox.sandbox_id)
+        return not session.is_ready(sandbox)
 
 
 def _check_complete(

@@ -71,6 +71,10 @@ class Instance(Protocol):
         """Return the process's exit, if it is known already."""
         ...
 
+    def never_started(self, process_id: str) -> bool:
+        """Return True if the sandbox has ended, and certainly did not begin the process. Blocks briefly."""
+        ...
+
     async def signal(self, process_id: str, signal: int, *, order: int | None = None) -> None:
         """Send a signal to the process's group. No error if the process has ended. `order` is a number that identifies
         the signal for `was_signalled`, also in a later daemon.

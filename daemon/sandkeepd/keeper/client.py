@@ -133,6 +133,13 @@ class KeeperInstance:
         process = self._channel.processes.get(process_id)
         return process.exit if process else None
 
+    def never_started(self, process_id: str) -> bool:
+        """See `Instance.never_started`. The keeper makes the journal first, so a process without one did not begin."""
+        process = self._channel.processes.get(process_id)
+        if not self._channel.gone.is_set() or (process is not None and process.pid is not None):
+            return False
+        return self._shared.has_journals() and not self._shared.was_started(process_id)
+
     async def signal(self, process_id: str, signal: int, *, order: int | None = None) -> None:
         """See `Instance.signal`. After SIGKILL it waits for the process's end, at most `KILL_DEADLINE_S`."""
         process = self._channel.get_process(process_id)

@@ -126,6 +126,10 @@ class SharedDirectory:
         """Return True if it has a journal, of this daemon or an earlier one."""
         return self.out.exists(f"p/{process_id}.stdout")
 
+    def has_journals(self) -> bool:
+        """Return True if the directory of the journals is there: those of a lost sandbox may be gone with it."""
+        return self.out.exists("p")
+
     async def write(self, name: str, data: bytes) -> None:
         """Make a file in `in`, in a thread, as it may wait for the disk. Raises OSError."""
         await in_thread(_write_new, self.files, f"in/{name}", data)

@@ -126,8 +126,10 @@ class ProcessLaunching(Operation[ProcessState, Any]):
         return [NewEvent(order.stream, fact, process.sandbox_id) for fact in facts]
 
     async def failed(self, order: Order[ProcessState], error: SandkeepError) -> Sequence[NewEvent]:
-        order.payload.runtime.limits.forget(order.stream)
-        return await super().failed(order, error)
+        runtime = order.payload.runtime
+        runtime.limits.forget(order.stream)
+        interrupted = error.code == "not_ready" and runtime.instance.never_started(order.stream)
+        return [self.failure_of(order, error, interrupted=interrupted)]
 
     async def recorded(self, order: Order[ProcessState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
         runtime, process = order.payload.runtime, order.subject

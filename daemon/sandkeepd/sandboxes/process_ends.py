@@ -69,7 +69,8 @@ def _end_of(
 ) -> events.Event:
     if process.status == "starting":
         message = "the sandbox ended before the process was started"
-        return events.ProcessLaunchFailed(code="not_ready", message=message)
+        interrupted = runtime is not None and runtime.instance.never_started(process.process_id)
+        return events.ProcessLaunchFailed(code="not_ready", message=message, interrupted=interrupted)
     code = seen.exit_code if seen is not None and seen.exit_code is not None else exit_code
     if code is None:
         return events.ProcessLost(message=why)

@@ -172,3 +172,31 @@ def test_its_snapshots_hold_a_root_that_can_have_changed(new_daemon: Any, docker
             assert snapshot.include == []
             assert {"etc/mine", "workspace/file"} <= set(names(exported(client, snapshot.snapshot_id)))
         client.session.close("whole", snapshot=False)
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("sandbox.exec", {"command": "echo 1"}),
+        ("process.launch", {"command": "echo 1"}),
+        ("sandbox.write_file", {"path": "new", "data": b"1"}),
+        ("sandbox.read_file", {"path": "file"}),
+        ("sandbox.list_dir", {"path": "."}),
+        ("artifact.export", {"path": "file"}),
+        ("snapshot.create", {}),
+    ],
+)
+def test_a_use_at_the_moment_of_its_containers_end_brings_it_back(
+    client: Any, dockerd: Any, method: str, more: dict[str, Any]
+) -> None:
+    """The daemon does not know of the end yet, so the call gets as far as the sandbox that is no more."""
+    made = client.session.ensure(id=method, image=dockerd.guest()).session
+    client.sandbox.exec(method, "echo mine >file")
+    client.snapshot.create(method)
+    found = container(dockerd, made)["Id"]
+    dockerd.ask("POST", f"/containers/{found}/kill")
+    noun, verb = method.split(".")
+    getattr(getattr(client, noun), verb)(method, **more)
+    assert client.sandbox.exec(method, "cat file").stdout == b"mine\n"
+    assert client.session.get(method).starts == 2
+    client.session.close(method, snapshot=False)

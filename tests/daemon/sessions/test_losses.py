@@ -3,7 +3,9 @@
 import os
 import signal
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -275,3 +277,34 @@ async def test_an_end_waits_until_the_sandbox_is_suspended(daemon: Inside, sourc
         daemon.fake.faults.silent.set()
     assert refusals == ["not_supported"]  # the fake provider has no snapshots
     assert (session.status, box.status) == ("ready", "suspended")
+
+
+@pytest.mark.needs("bwrap")
+@pytest.mark.parametrize("began", [False, True])
+def test_a_command_is_run_in_the_next_sandbox_unless_it_may_have_begun(
+    running_daemon: Any, source: str, began: bool
+) -> None:
+    """The sandbox ends before the daemon knows: its keeper is stopped, so it takes no request, and is killed. Before it
+    starts a process it makes a journal, as this test does instead of it.
+    """
+    with running_daemon.connect() as client, running_daemon.connect() as other, ThreadPoolExecutor() as pool:
+        made = client.session.ensure(id="s", image=client.image.create(source).image_id).session
+        [created] = [event for event in client.sandbox.history("s").events if event.type == "sandbox.created"]
+        keeper = created.data["handle"]["first"]["pid"]
+        os.kill(keeper, signal.SIGSTOP)
+        answer = pool.submit(client.sandbox.exec, "s", "echo ran", command_id="once")
+        until(lambda: [each.status for each in other.process.list("s").processes] == ["starting"])
+        if began:
+            [process] = other.process.list("s").processes
+            [out] = Path(running_daemon.root, "state").rglob(f"{made.sandbox_id}/out/p")
+            (out / f"{process.process_id}.stdout").touch()
+        os.kill(keeper, signal.SIGKILL)
+        if began:
+            refused("not_ready", answer.result)
+            refused("not_ready", client.sandbox.exec, "s", "echo ran", command_id="once")
+            assert other.session.get("s").starts == 1
+            return
+        ran = answer.result()
+        assert ran.stdout == b"ran\n"
+        assert client.sandbox.exec("s", "echo ran", command_id="once").process_id == ran.process_id
+        assert client.session.get("s").starts == 2
