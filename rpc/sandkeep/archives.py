@@ -109,8 +109,7 @@ def import_from(
 
 def _import(client: Client, read: Read, size: int, progress: Progress | None, options: dict[str, Any]) -> Snapshot:
     first = read(CHUNK_BYTES)
-    form = _MAGIC.get(first[:2], "tar")
-    with client.with_descriptors("snapshot.import", size, **options, format=form) as handed:
+    with client.with_descriptors("snapshot.import", size, **options, format=archive_format(first)) as handed:
         [target] = handed.receive()
         try:
             with suppress(BrokenPipeError):  # the call tells why
@@ -119,6 +118,11 @@ def _import(client: Client, read: Read, size: int, progress: Progress | None, op
             os.close(target)
         snapshot: Snapshot = handed.answer()
     return snapshot
+
+
+def archive_format(beginning: bytes) -> ArchiveFormat:
+    """Return the format of an archive by its first two bytes."""
+    return _MAGIC.get(beginning[:2], "tar")
 
 
 def _copy(chunks: Iterable[bytes], target: int, progress: Progress | None) -> str:

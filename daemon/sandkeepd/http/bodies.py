@@ -164,6 +164,18 @@ class SnapshotBody(Struct, frozen=True, kw_only=True):
     exclude_paths: Annotated[list[Path], Meta(max_length=256)] = field(default_factory=list)
 
 
+class ImportQuery(Struct, frozen=True):
+    """The archive to import: a tar of the files of a workspace, or of a whole root, plain or compressed by gzip or
+    zstd. Sandboxes that are restored from it run as those of `image`; Docker's need one. `files` says what it holds,
+    if its names do not tell; `digest`, such as ``sha256:…``, is that of the body.
+    """
+
+    image: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    label: Name | None = None
+    digest: Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$(?!\n)")] | None = None
+    files: Literal["workspace", "root"] | None = None
+
+
 class SnapshotView(Struct, frozen=True, kw_only=True):
     """A snapshot. `archive_path` is that of its archive in its store, `s3_key` the same if that is a bucket of S3."""
 

@@ -15,15 +15,16 @@ from urllib.parse import quote
 
 import trio
 
+from sandkeep.archives import archive_format
 from sandkeep.errors import CallerError, StateError
 from sandkeep.ids import new_id
-from sandkeep.model import Artifact, Copied
+from sandkeep.model import Artifact, Copied, Snapshot
 from sandkeep_store.threads import in_thread
+from sandkeepd.http import views
 from sandkeepd.http.bodies import ContentQuery
 from sandkeepd.http.exchange import Asked, Reply
 from sandkeepd.http.gateway import Gateway, while_there
 from sandkeepd.http.row import Row
-from sandkeepd.http.views import uploaded
 from sandkeepd.serving.copy_pipe import CopyPipe
 
 PIECE_BYTES: Final = 64 * 1024
@@ -58,7 +59,44 @@ async def upload(gateway: Gateway, row: Row, asked: Asked) -> None:
         await pipe.aclose()
         copied: Copied = await gateway.call(asked, "sandbox.copy_commit", transfer)
         nursery.cancel_scope.cancel()
-    await asked.reply(Reply(row.statuses[0], uploaded(copied)))
+    await asked.reply(Reply(row.statuses[0], views.uploaded(copied)))
+
+
+async def import_archive(gateway: Gateway, row: Row, asked: Asked) -> None:
+    """Make a snapshot of the body, an archive whose length the request announces."""
+    length, query = asked.header(b"content-length"), asked.query
+    if length is None or not length.isdecimal():
+        raise CallerError("invalid", "give the header Content-Length: an archive is taken as a whole or not at all")
+    optional = {"image_id": query.image, "digest": query.digest, "files": query.files, "name": query.label}
+    values = {name: value for name, value in optional.items() if value is not None}
+    first: bytes | None = b""
+    while first == b"":
+        first = await asked.piece()
+    if first is None:
+        raise CallerError("invalid", "the body is empty: it has to be the archive")
+    values |= {"size_bytes": int(length), "format": archive_format(first)}
+    pipe, found = CopyPipe(), list[Snapshot]()
+
+    async def take() -> None:
+        found.append(await gateway.call(asked, row.operation, values, pipe.give, is_read=False))
+
+    async with pipe, trio.open_nursery() as nursery:
+        nursery.start_soon(take)
+        await _pass_on(asked, await pipe.stream(), first)
+        await pipe.aclose()
+    await asked.reply(Reply(row.statuses[0], views.snapshot(found[0])))
+
+
+async def _pass_on(asked: Asked, pipe: trio.lowlevel.FdStream, piece: bytes | None) -> None:
+    """Write the body, from `piece` on. What the other end does not want is read nevertheless, for the answer's sake."""
+    is_wanted = True
+    while piece is not None:
+        try:
+            if is_wanted:
+                await pipe.send_all(piece)
+        except trio.BrokenResourceError:  # the call is about to say why, or repeats one that was carried out
+            is_wanted = False
+        piece = await asked.piece()
 
 
 async def _receive(asked: Asked, pipe: trio.lowlevel.FdStream) -> None:

@@ -115,6 +115,18 @@ ROWS: Final[Sequence[Row]] = (
         answer=bodies.Snapshots,
         serve=sessions.snapshots,
     ),
+    Row(
+        verb="POST",
+        path="/snapshots/",
+        operation="snapshot.import",
+        summary="Import an archive as a snapshot: the body, of any size, is a tar of the files.",
+        query=bodies.ImportQuery,
+        answer=bodies.SnapshotView,
+        statuses=(201,),
+        takes=files.OCTETS,
+        serve=files.import_archive,
+        problems=(408, 501),
+    ),
     _session(
         "POST",
         "files/export/",

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from sandkeep import events, failpoints, ids, model
-from sandkeep.errors import DaemonError, DataError, SetupError, StateError
+from sandkeep.errors import CallerError, DaemonError, DataError, SetupError, StateError
 from sandkeep.model import ArchiveFormat, Image, Snapshot, SnapshotExport
 from sandkeep.protocol.methods import SnapshotImport, SnapshotPromote, SnapshotRef
 from sandkeep.system.descriptors import write_all
@@ -251,14 +251,16 @@ class Transfers:
 
     async def import_archive(self, request: Request[SnapshotImport]) -> Snapshot:
         """Give the caller the end of a pipe to which an archive is written, and keep it when it is good."""
-        command = request.params
-        self._core.quotas.require(request, request.owner, "snapshots")
+        command, owner = request.params, request.params.owner or request.owner
+        if not request.sees(owner):
+            raise CallerError("permission_denied", "owner: others' snapshots are for administrators", field="owner")
+        self._core.quotas.require(request, owner, "snapshots")
         snapshot_id = ids.new_id(ids.SNAPSHOT)
         bucket = command.archive == "bucket"
         places = self._archives.places(snapshot_id, IMPORTED, command.format, bucket=bucket)
         image = rules.image(self._core.state, command.image_id) if command.image_id is not None else None
         provider = snapshotting(self._core.provider(image.requested.provider if image is not None else LOCAL))
-        event = rules.import_snapshot(command, request.owner, places, image, provider.files_root({}))
+        event = rules.import_snapshot(command, owner, places, image, provider.files_root({}))
         return await self._intake.run(NewEvent(snapshot_id, event, None, 0), request)
 
     # -- as an image --------------------------------------------------------------------------------------------------

@@ -779,9 +779,11 @@ class SnapshotImport(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=
     detected, and has the digest, ``sha256:…``, if one is given. With `image_id`, sandboxes that are restored from it
     run as those of that image, by its provider; Docker's need one. The files are not compared with the image.
 
-    The names in it tell which files it holds. If all are below ``workspace/``, that is stripped. With ``etc`` and
-    ``usr`` it is a root, for which an image of Docker or gVisor is needed; else a workspace, which with an image of
-    Docker takes the place of the image's own. `files` says it instead, and nothing is stripped then.
+    The names in it tell which files it holds. If all are below ``workspace/``, or ``workspaces/``, that is stripped.
+    With ``etc`` and ``usr`` it is a root, for which an image of Docker or gVisor is needed; else a workspace, which
+    with an image of Docker takes the place of the image's own. `files` says it instead, and nothing is stripped then.
+
+    An administrator can import it for another `owner`, such as ``key:ci``.
     """
 
     size_bytes: Annotated[int, Meta(ge=0, le=2**62)]
@@ -801,6 +803,7 @@ class SnapshotImport(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=
     labels: Labels = field(default_factory=dict)
     archive: Literal["bucket"] | None = None
     files: Literal["workspace", "root"] | None = None
+    owner: Owner | None = None
 
 
 class SnapshotPromote(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,6 +1,7 @@
 """Sessions over HTTP: their routes, bodies and statuses, by clients in two languages."""
 
 import gzip
+import hashlib
 import os
 import socket
 import subprocess
@@ -14,9 +15,11 @@ import pytest
 from tests.support.expect import until
 from tests.support.gateway import SESSIONS, Answer, Gateway, gateway_in, plain
 from tests.support.patience import patient
+from tests.support.snapshots import archive
 
 pytestmark = pytest.mark.needs("bwrap", "root")
 
+SNAPSHOTS = "/api/sandbox/snapshots/"
 HERE = Path(__file__).parent
 
 
@@ -426,3 +429,44 @@ def test_artifacts(gateway: Gateway) -> None:
     gateway.daemon.start()
     assert gateway.ask("GET", of).value["artifacts_count"] == 1
     gateway.ask("DELETE", of)
+
+
+def test_an_archive_of_astraforge_is_brought_to_the_key_that_sends_it(gateway: Gateway, tmp_path: Path) -> None:
+    """Made as there: `tar -czf` of the absolute path of the workspace, of a container or a pod."""
+    for top in ("workspace", "workspaces"):
+        (tmp_path / top / "sub").mkdir(parents=True)
+        (tmp_path / top / "sub" / "file").write_text("theirs\n")
+        made = subprocess.run(["tar", "-C", tmp_path, "-czf", "-", top], capture_output=True, check=True).stdout
+        digest = f"sha256:{hashlib.sha256(made).hexdigest()}"
+        headers = {"Idempotency-Key": f"import-{top}"}
+        path = f"{SNAPSHOTS}?image={gateway.image_id}&label={top}&digest={digest}"
+        found = [gateway.ask("POST", path, made, headers=headers) for _ in range(2)]
+        assert [each.status for each in found] == [201, 201], found
+        snapshot = found[0].value
+        assert (snapshot["label"], found[1].value["id"]) == (top, snapshot["id"])
+        session = gateway.make(f"from-{top}", restore_snapshot_id=snapshot["id"])
+        assert session["restore_snapshot_id"] == snapshot["id"]
+        ran = gateway.ask("POST", f"{SESSIONS}from-{top}/exec/", {"command": "cat sub/file; ls"}).value
+        assert ran["stdout"] == "theirs\nsub\n"
+        with gateway.daemon.connect() as client:
+            assert client.snapshot.get(snapshot["id"]).owner == "key:ci"
+
+
+@pytest.mark.parametrize(
+    ("query", "body", "problem"),
+    [
+        ("", b"", (400, "invalid")),
+        ("", b"x", (409, "snapshot_corrupt")),
+        ("", bytes(1 << 20), (409, "snapshot_corrupt")),
+        ("", gzip.compress(b"no archive"), (409, "snapshot_corrupt")),
+        ("", archive(("../../etc/passwd", "evil")), (409, "snapshot_corrupt")),
+        ("", archive(("file", "x"))[:-9], (409, "snapshot_corrupt")),
+        (f"?digest=sha256:{'0' * 64}", archive(("file", "x")), (409, "snapshot_corrupt")),
+        ("?digest=none", archive(("file", "x")), (400, "invalid")),
+        ("?image=img_none", archive(("file", "x")), (404, "not_found")),
+        ("?files=all", archive(("file", "x")), (400, "invalid")),
+    ],
+    ids=["empty", "short", "zeros", "gzip", "leaving", "cut", "digest", "no-digest", "image", "files"],
+)
+def test_a_refused_archive(gateway: Gateway, query: str, body: bytes, problem: tuple[int, str]) -> None:
+    assert gateway.ask("POST", f"{SNAPSHOTS}{query}", body).problem == problem

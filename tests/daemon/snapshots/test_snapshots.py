@@ -6,6 +6,7 @@ import stat
 import subprocess
 import tarfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tests.support.snapshots import (
     tree,
     write_mapped,
 )
-from tests.support.users import let_in
+from tests.support.users import as_user, let_in
 
 from sandkeep import archives
 
@@ -397,6 +398,21 @@ def test_archives_of_other_tools_are_brought_in(client: Any, tmp_path: Path) -> 
         assert box.spec.labels == {"from": "elsewhere"}
         assert sh(client, box.sandbox_id, "cat dir/file; readlink link; id -un") == "hello\ndir/file\nsandbox\n"
         client.sandbox.terminate(box.sandbox_id)
+
+
+@pytest.mark.needs("root")
+def test_an_administrator_imports_an_archive_for_another_owner(client: Any, shared_daemon: Any) -> None:
+    content = archive(("workspace/file", "theirs\n"))
+    for owner in ("key:ci", "uid:1000"):
+        assert imported(client, content, owner=owner).owner == owner
+
+    def import_as_user(owner: str) -> Any:
+        with shared_daemon.connect() as mine:
+            return imported(mine, content, owner=owner)
+
+    assert as_user(1000, partial(import_as_user, "uid:1000")).owner == "uid:1000"
+    for other in ("key:ci", "uid:0"):
+        assert as_user(1000, lambda other=other: refused("permission_denied", import_as_user, other).data)
 
 
 @on_both_deep

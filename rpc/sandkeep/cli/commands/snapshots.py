@@ -180,6 +180,7 @@ def export(front: Frontend, snapshot: str, file: str) -> None:
     examples=[
         "SNP=$(sandkeep snapshot import work.tar.gz --name theirs)",
         "SNP=$(sandkeep snapshot import gs://our-archives/work.tar.gz)",
+        "sandkeep snapshot import work.tar.gz --owner key:ci",
     ],
 )
 @click.argument("file", type=FILE, metavar="FILE")
@@ -197,12 +198,14 @@ def export(front: Frontend, snapshot: str, file: str) -> None:
     type=click.Choice(["workspace", "root"]),
     help="Files in the archive, if its names do not tell: a workspace, or a whole root file system.",
 )
+@click.option("--owner", metavar="OWNER", help="Import it for another owner, such as key:ci. For administrators.")
 @bucket_option
 @label_option
 @common()
 def import_(front: Frontend, file: str, **options: Any) -> None:
     """Import the archive FILE as a snapshot, and print its id: a .tar, .tar.gz or .tar.zst of the files of a workspace,
-    or, with --image of a Docker image, of all files of a container. A directory workspace/ above all files is stripped.
+    or, with --image of a Docker image, of all files of a container. A directory workspace/ or
+    workspaces/ above all files is stripped.
 
     FILE may be gs://BUCKET/OBJECT or s3://BUCKET/KEY, which is read with your own credentials. The archive is checked
     first: a damaged one, or one with paths outside of these files, is refused.

@@ -6,8 +6,8 @@ from sandkeep_store.archives.tar.members import Member
 
 Files = Literal["workspace", "root"]
 
-WORKSPACE: Final = b"workspace"
-"""The directory that `tar -C / workspace` puts above everything."""
+WORKSPACES: Final = (b"workspace", b"workspaces")
+"""The directories that `tar -C / workspace` puts above everything: that of containers, and AstraForge's of pods."""
 
 _OF_A_ROOT: Final = frozenset({b"etc", b"usr"})
 
@@ -21,8 +21,9 @@ class TopLevel:
     def __init__(self, beside: bytes | None) -> None:
         self._beside = beside.partition(b"/")[0] if beside is not None else None
         self._found: set[bytes] = set()
+        self._first: bytes | None = None
         self.is_in_workspace = True
-        """True if all members are ``workspace`` and what is below it, so that this is no part of their names.
+        """True if all members are one of `WORKSPACES` and what is below it, so that this is no part of their names.
 
         An archive with a member for its own top, ``.``, says where its names begin.
         """
@@ -31,7 +32,8 @@ class TopLevel:
         """Take one more member."""
         first, slash, _ = member.name.partition(b"/")
         is_directory = bool(slash) or member.kind == "directory"
-        if first != WORKSPACE or not is_directory:
+        self._first = first if self._first is None else self._first
+        if first not in WORKSPACES or first != self._first or not is_directory:
             self.is_in_workspace = False
         if first in _OF_A_ROOT or (first == self._beside and is_directory):
             self._found.add(first)

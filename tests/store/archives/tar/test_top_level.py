@@ -18,7 +18,7 @@ def seen(beside: bytes | None, *names: str) -> tuple[str, bool]:
     "names",
     [
         ("workspace/",), ("workspace/", "workspace/etc/", "workspace/usr/"), ("workspace/file",),
-        ("workspace/workspace/", "workspace/workspace/x"),
+        ("workspace/workspace/", "workspace/workspace/x"), ("workspaces/", "workspaces/file"),
     ],
 )  # fmt: skip
 def test_a_workspace_with_its_directory(names: tuple[str, ...]) -> None:
@@ -30,7 +30,7 @@ def test_a_workspace_with_its_directory(names: tuple[str, ...]) -> None:
     "names",
     [
         ("file",), ("./", "workspace/"), ("workspace/", "./"), ("workspace/", "bin/"), ("workspace",), ("workspace@",),
-        ("workspaces/file",), ("bin/", "etc/", "lib/", "lib64@", "include/", "share/", "var/"), ("usr/", "file"),
+        ("workspace/", "workspaces/"), ("bin/", "etc/", "lib/", "lib64@", "include/", "share/", "var/"), ("usr/", "file"),
     ],
 )  # fmt: skip
 def test_a_workspace_alone(names: tuple[str, ...]) -> None:
