@@ -18,9 +18,9 @@ from sandkeep.ids import PROCESS, new_id
 from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.processes import Chunk, Launch, Terminal
 from sandkeepd.host import processes as hostprocess
-from sandkeepd.keeper import allowance, channel, client, files, helpers, journal, processes
+from sandkeepd.keeper import allowance, channel, client, copies, files, helpers, journal, processes
 from sandkeepd.keeper.client import KeeperInstance
-from sandkeepd.providers.common import disk_usage, disk_watch, keeper_provider, layout
+from sandkeepd.providers.common import disk_usage, disk_watch, keeper_provider, layout, piped
 from sandkeepd.providers.common.disk_watch import DiskWatch
 from sandkeepd.providers.local.provider import LocalInstance, LocalProvider, open_local
 
@@ -278,6 +278,45 @@ async def test_a_stopped_helper_takes_back_what_it_began(world: World, monkeypat
                 await instance.write_whole("new", b"x" * (16 << 20))
     await instance.signal(enemy, 9)
     assert ".sandkeep" not in await sh(instance, "ls -a")
+
+
+@EVERYWHERE
+async def test_a_copy_that_takes_long_to_remove_is_removed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The helper of an interrupted copy is killed in the midst of its removal, which goes on."""
+    for module in (helpers, piped):
+        monkeypatch.setattr(module, "CLEAN_UP_S", patient(1.0))
+    instance = await world.sandbox(env={"PATH": "bin:/usr/bin:/bin"})
+    slow = '#!/bin/sh\n: >begun; until [ -e go ]; do sleep 0.01; done\nexec /bin/rm "$@"\n'
+    await instance.write_whole("rm", slow.encode())
+    await sh(instance, "mkdir bin; chmod +x rm; mv rm bin")
+    async with copies.copying(instance, "new", incoming=True, form="whole"):
+        while ".sandkeep" not in await sh(instance, "ls -a"):
+            await trio.sleep(0.01)
+    running = await sh(instance, "cat /proc/[0-9]*/cmdline 2>/dev/null; true")
+    left = await sh(instance, "ls -a")
+    assert "begun" in left
+    assert ".sandkeep" in left
+    assert "receive" not in running
+    await sh(instance, ": >go")
+    with trio.fail_after(patient(30)):
+        while ".sandkeep" in await sh(instance, "ls -a"):
+            await trio.sleep(0.01)
+
+
+@kinds(DOCKER)  # elsewhere it is not suspended before the copy is over
+async def test_a_copy_that_is_interrupted_while_all_stands_still(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was to undo it is not killed before it could."""
+    monkeypatch.setattr(helpers, "CLEAN_UP_S", 0.2)
+    instance = await world.sandbox()
+    assert instance.pauses is not None
+    async with copies.copying(instance, "new", incoming=True, form="whole"):
+        while ".sandkeep" not in await sh(instance, "ls -a"):
+            await trio.sleep(0.01)
+        await instance.pauses.suspend()
+    await instance.pauses.resume()
+    with trio.fail_after(patient(30)):
+        while ".sandkeep" in await sh(instance, "ls -a"):
+            await trio.sleep(0.01)
 
 
 # -- those who read must not be led astray, nor wait for ever ----------------------------------------------------------

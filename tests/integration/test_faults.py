@@ -160,7 +160,7 @@ def test_who_cannot_save_it_keeps_it_and_says_why(group: New, place: str, fault:
         if path == METADATA:  # only then can it be told
             two.lines[0].mend()
         error = waiting.result(patient(60))
-    assert "keeps it" in error.message
+    assert "did not hand it over" in error.message
     assert error.data["cause"] == "provider_unavailable"
     with two.daemons[0].connect() as client:
         [lock] = client.lock.list().locks

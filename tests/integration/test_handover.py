@@ -247,7 +247,7 @@ def test_a_handover_that_fails_leaves_it_where_it_is(cluster: Make, shared: dict
     Path(place).write_text("a file")
     with group.daemons[1].connect() as client:
         error = refused("conflict", client.sandbox.attach_shared, ID, group.token, timeout_s=60)
-    assert "keeps it" in error.message
+    assert "did not hand it over" in error.message
     until(lambda: group.get(0).status == "running")
     with group.daemons[0].connect() as client:
         [lock] = client.lock.list().locks

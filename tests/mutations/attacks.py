@@ -331,7 +331,11 @@ ATTACKS: Final = (
         "volumes outside of a container's disk",
         {USER: f"{_DOCKER_DISKS}test_what_lies_outside_of_the_disk_is_refused"},
     ),
-    Attack("disk", "interrupted copies of a million files", {USER: OPEN}),
+    Attack(
+        "disk",
+        "interrupted copies of a million files",
+        {USER: f"{_ENEMY}test_a_copy_that_takes_long_to_remove_is_removed"},
+    ),
     Attack("disk", "files that no walk sees, default limit", {CODE: OPEN}),
     Attack("disk", "a full host", {CODE: f"{_DISKS}test_nothing_is_lost_on_a_host_whose_disk_is_full"}),
     Attack("disk", "quotas of owners", {USER: f"{_QUOTAS}test_promised_disks", KEY: OPEN}),

@@ -159,6 +159,20 @@ GUARDS = [
         f"{_ENEMY}test_a_stopped_helper_takes_back_what_it_began[local]",
     ),
     Guard(
+        "An interrupted copy is removed, however long that takes",
+        "daemon/sandkeepd/keeper/copy.sh",
+        "$(command -v setsid >&5 && echo setsid) sh -c",
+        "sh -c",
+        f"{_ENEMY}test_a_copy_that_takes_long_to_remove_is_removed[local]",
+    ),
+    Guard(
+        "A helper that stands still is not killed before it could clean up",
+        "daemon/sandkeepd/keeper/helpers.py",
+        "self._channel.gone.is_set() or self._channel.pause.is_on",
+        "self._channel.gone.is_set()",
+        f"{_ENEMY}test_a_copy_that_is_interrupted_while_all_stands_still[local]",
+    ),
+    Guard(
         "The output of a helper is read within bounds",
         "daemon/sandkeepd/keeper/helpers.py",
         'stderr = self._instance.read(process_id, "stderr", 0, HELPER_OUTPUT_BYTES)',

@@ -78,11 +78,12 @@ send() {
 	printf 'done %s %s %s %s' "$kind" "$files" "$bytes" "$full"
 }
 
+# The removal is in no group of the daemon's: it goes on when the rest is killed because it takes long.
 undo() {
 	trap '' INT TERM HUP # it may be told twice to go
-	[ -z "$stage" ] || rm -rf -- "$stage" 2>&5 && return
-	find "$stage" -type d ! -perm -700 -exec chmod u+rwx {} \; 2>&5
-	rm -rf -- "$stage"
+	[ -z "$stage" ] || $(command -v setsid >&5 && echo setsid) sh -c 'rm -rf -- "$0" && exit
+		find "$0" -type d ! -perm -700 -exec chmod u+rwx {} \;
+		rm -rf -- "$0"' "$stage" >&5 2>&5 3>&- 4>&-
 }
 
 unpack() {

@@ -124,7 +124,8 @@ class Helpers:
         if process:
             with trio.move_on_after(CLEAN_UP_S):  # a helper removes its unfinished work
                 await self._terminate(process_id, process)
-        if process and process.exit is None and not self._channel.gone.is_set():
+        ends = self._channel.gone.is_set() or self._channel.pause.is_on  # one that stands still cleans up afterwards
+        if process and process.exit is None and not ends:
             for _ in range(2):  # of one whose pid is not known the second takes what it would be told by
                 await self._kill(process_id, Signals.SIGKILL)
                 with trio.move_on_after(KILL_S):

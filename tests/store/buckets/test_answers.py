@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 from tests.support.faults import Fault, FaultyLine, Request
+from tests.support.patience import patient
 
 from sandkeep.errors import DataError, SandkeepError
 from sandkeep_store.archives.stores.gcs_upload import GcsUpload
@@ -56,7 +57,7 @@ def lines(request: pytest.FixtureRequest) -> Iterator[dict[str, FaultyLine]]:
         line.__exit__()
 
 
-def bucket_at(request: pytest.FixtureRequest, where: str, patience_s: float = 60) -> Bucket:
+def bucket_at(request: pytest.FixtureRequest, where: str, patience_s: float = patient(60)) -> Bucket:
     name, service = (request.getfixturevalue(fixture) for fixture in (f"{where}_bucket", where))
     lines, patch = (request.getfixturevalue(fixture) for fixture in ("lines", "monkeypatch"))
     line = lines.setdefault(where, FaultyLine(service.port).__enter__() if where not in lines else None)

@@ -214,7 +214,7 @@ async def test_a_group_may_build(world: World, monkeypatch: pytest.MonkeyPatch, 
         await world.fails("invalid", caller=caller, source="/nowhere")
     else:
         said = await world.fails("permission_denied", caller=caller, source="/nowhere")
-        assert said.startswith(f"source: only root and the group {group.gr_name} may build by a Dockerfile")
+        assert said.startswith(f"source: only root and the group {group.gr_name} may build from a Dockerfile")
     await world.built(f"FROM {BUSYBOX}\n")
 
 

@@ -246,8 +246,7 @@ def told_at_once(world: World, box: str) -> None:
     for _ in range(2):
         message = world.refused("provider_unavailable", lambda client: client.sandbox.terminate(box))
         assert "the termination of sandbox doomed is on record" in message
-    recorded = message.replace("sandbox doomed", f"sandbox {world.id_of(box)}")
-    assert (world.status(box), _note(world, box)) == ("stopping", recorded)
+    assert (world.status(box), _note(world, box)) == ("stopping", message)
     with world.daemon.connect() as client:
         found = {provider.provider: provider.works for provider in client.daemon.capabilities().providers}
     assert found["docker"] is False

@@ -30,7 +30,8 @@ def test_a_workspace_with_its_directory(names: tuple[str, ...]) -> None:
     "names",
     [
         ("file",), ("./", "workspace/"), ("workspace/", "./"), ("workspace/", "bin/"), ("workspace",), ("workspace@",),
-        ("workspace/", "workspaces/"), ("bin/", "etc/", "lib/", "lib64@", "include/", "share/", "var/"), ("usr/", "file"),
+        ("workspace/", "workspaces/"), ("bin/", "etc/", "lib/", "lib64@", "include/", "share/", "var/"),
+        ("usr/", "file"),
     ],
 )  # fmt: skip
 def test_a_workspace_alone(names: tuple[str, ...]) -> None:
