@@ -341,6 +341,8 @@ def _note(session: SessionState, sandbox: SandboxState | None) -> str | None:
         return f"the last changes of its files before it was brought back are lost: {session.lost}"
     if session.status == "ready" and sandbox is not None and sandbox.status == "suspended":
         return "its sandbox is suspended: a use of the session resumes it"
+    if session.status == "ready" and sandbox is not None:
+        return sandbox.handle.get("not_adopted")
     return None
 
 

@@ -1,18 +1,24 @@
 """Sessions of Docker sandboxes, on a real engine: the container's name and labels, which each revival has again."""
 
+import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.engine import PrivateEngine
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 from tests.support.snapshots import exported, names
 from tests.support.users import as_user
+
+from sandkeep import archives
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.needs("root")]
 
 ID = "0b7c1a52-6f3e-4c0b-9a59-0d5d3a1f2e44"
+LEFT = "22222222-6f3e-4c0b-9a59-0d5d3a1f2e44"
 FOREIGN = "11111111-6f3e-4c0b-9a59-0d5d3a1f2e44"
 
 
@@ -74,7 +80,36 @@ def test_a_foreign_container_of_that_name_is_left_alone(client: Any, dockerd: An
     assert status == 201
     session = client.session.ensure(id=FOREIGN, image=dockerd.guest()).session
     assert session.ref.startswith(f"docker://sandbox-{FOREIGN}.")
+    assert session.note is None
     assert client.sandbox.exec(FOREIGN, "true").exit_code == 0
+
+
+def test_a_container_that_astraforge_left_is_told_and_its_files_can_be_brought(
+    client: Any, dockerd: Any, tmp_path: Path
+) -> None:
+    """By the commands that the session names. The user of its label is one of AstraForge's, and nobody's here."""
+    image, name = dockerd.guest(), f"sandbox-{LEFT}"
+    marks = {"astraforge.sandbox.session": LEFT, "astraforge.sandbox.user": "7"}
+    body = {
+        "Image": image, "Labels": marks, "Cmd": ["sh", "-c", "echo theirs >/workspace/file"],
+        "Volumes": {"/workspace": {}},
+    }  # fmt: skip
+    assert dockerd.ask("POST", f"/containers/create?name={name}", body)[0] == 201
+    dockerd.ask("POST", f"/containers/{name}/start")
+    dockerd.ask("POST", f"/containers/{name}/wait")
+    made = client.session.ensure(id=LEFT, image=image).session
+    assert made.ref.startswith(f"docker://{name}.")
+    assert f"`docker cp {name}:/workspace - >FILE`" in str(made.note)
+    archive = str(tmp_path / "left.tar")
+    with open(archive, "wb") as file:
+        copying = ["docker", "-H", dockerd.host, "cp", f"{name}:/workspace", "-"]
+        subprocess.run(copying, stdout=file, check=True, timeout=patient(60))
+    snapshot = archives.import_from(client, archive, image_id=image).snapshot_id
+    client.session.close(LEFT, snapshot=False)
+    dockerd.ask("DELETE", f"/containers/{name}?force=true&v=true")
+    again = client.session.ensure(id=LEFT, restore_snapshot_id=snapshot).session
+    assert (again.ref, again.note) == (f"docker://{name}", None)
+    assert client.sandbox.exec(LEFT, "cat file").stdout == b"theirs\n"
 
 
 def test_a_container_that_somebody_removed_is_told(client: Any, dockerd: Any) -> None:

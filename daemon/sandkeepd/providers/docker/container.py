@@ -46,12 +46,16 @@ def volume_labels(owner: str, name: str) -> dict[str, str]:
     return {OWNER_LABEL: owner, VOLUME_LABEL: name} if name else {}
 
 
+ASTRAFORGE_LABEL: Final = "astraforge.sandbox.session"
+"""The label of containers of sessions, of AstraForge's and of ours, by which its tools find them."""
+
+
 def _session_labels(session_id: str | None, owner: str) -> dict[str, str]:
     """Return the labels of a session's container: ours, and those by which AstraForge's tools find it."""
     if session_id is None:
         return {}
     return {
-        SESSION_LABEL: session_id, "astraforge.sandbox.session": session_id, "astraforge.sandbox.user": owner
+        SESSION_LABEL: session_id, ASTRAFORGE_LABEL: session_id, "astraforge.sandbox.user": owner
     }  # fmt: skip
 
 

@@ -32,6 +32,7 @@ from sandkeepd.providers.common.layout import SANDBOX_MARK, write_mark
 from sandkeepd.providers.common.views import open_for_tool
 from sandkeepd.providers.docker import disk, inotify, trees, workspace
 from sandkeepd.providers.docker.container import (
+    ASTRAFORGE_LABEL,
     HOSTS,
     LOG_LABEL,
     SAID,
@@ -69,6 +70,8 @@ class Handle(Struct, frozen=True, kw_only=True):
     counted: bool = False
     name: str | None = None
     """The name of the container when it was made."""
+    not_adopted: str | None = None
+    """A sentence on a container of AstraForge's that has the session's name, whose files are not in this one."""
 
 
 def owner_of_files(plan: Plan) -> tuple[int, int] | None:
@@ -147,7 +150,26 @@ def start(client: Client, job: Job) -> Handle:
     failpoints.reach("docker.created")
     if upper is None:
         _give_workspace(client, job.plan)
-    return _begin(client, container_id, job)
+    handle = _begin(client, container_id, job)
+    if handle.name == job.plan.name:
+        return handle
+    return msgspec.structs.replace(handle, not_adopted=_not_adopted(client, job.plan.name, job.spec.session_id))
+
+
+def _not_adopted(client: Client, name: str, session_id: str | None) -> str | None:
+    """Return why a foreign container of a session's name is not adopted, if AstraForge left it for that session. Its
+    user there is none of ours, so it is for an administrator to say whose files these are.
+    """
+    marks: dict[str, str] = {}
+    with Tolerate(NOT_FOUND):
+        marks = client.inspect_container(name)["Config"].get("Labels") or {}
+    if session_id is None or marks.get(ASTRAFORGE_LABEL) != session_id or LOG_LABEL in marks:
+        return None
+    return (
+        f"the container {name} of AstraForge is not adopted, as nothing shows that it is this owner's: to bring its "
+        f"files, let an administrator do `docker cp {name}:/workspace - >FILE` and "
+        "`sandkeep snapshot import FILE --owner OWNER --image IMAGE`, and restore that snapshot"
+    )
 
 
 def _require_network(client: Client, plan: Plan) -> None:
