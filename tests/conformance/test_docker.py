@@ -390,7 +390,7 @@ async def test_what_is_left_of_an_earlier_attempt_makes_way(world: World) -> Non
 
 
 @pytest.mark.soak
-async def test_what_is_being_removed_of_an_earlier_attempt_is_waited_for(world: World) -> None:
+async def test_remains_that_are_being_removed_are_waited_for(world: World) -> None:
     """The engine calls it "marked for removal" as long as its files go."""
     sandbox_id = new_id(SANDBOX)
     name = f"/containers/sandbox-{sandbox_id}"

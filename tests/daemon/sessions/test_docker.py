@@ -84,9 +84,7 @@ def test_a_foreign_container_of_that_name_is_left_alone(client: Any, dockerd: An
     assert client.sandbox.exec(FOREIGN, "true").exit_code == 0
 
 
-def test_a_container_that_astraforge_left_is_told_and_its_files_can_be_brought(
-    client: Any, dockerd: Any, tmp_path: Path
-) -> None:
+def test_a_container_that_astraforge_left_is_told(client: Any, dockerd: Any, tmp_path: Path) -> None:
     """By the commands that the session names. The user of its label is one of AstraForge's, and nobody's here."""
     image, name = dockerd.guest(), f"sandbox-{LEFT}"
     marks = {"astraforge.sandbox.session": LEFT, "astraforge.sandbox.user": "7"}
