@@ -26,7 +26,7 @@ in_removal_thread: Final = Threads(4)
 
 
 class AbandonedError(Exception):
-    """Nobody waits for it any more."""
+    """Nobody waits for it any more: for threads of others that take part in the work, in which Trio raises nothing."""
 
 
 class Meter:

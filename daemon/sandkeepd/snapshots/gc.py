@@ -216,7 +216,8 @@ class GarbageCollector:
     async def _end_uploads(self) -> None:
         """Error handling: a bucket that does not answer is asked again at the next look."""
         try:
-            for why in await self._sweep_buckets("snapshot") + await self._sweep_buckets("checkpoint"):
+            snapshots = STORAGE.roots("snapshot")
+            for why in await self._sweep_buckets("snapshot") + await self._sweep_buckets("checkpoint", snapshots):
                 logger.info("abandoned uploads may be left", extra={"why": why})
         except SandkeepError as error:  # a malformed setting, of which each request tells
             logger.info("abandoned uploads may be left", extra={"why": error.message})

@@ -10,7 +10,7 @@ import trio
 from tests.support.patience import patient
 
 from sandkeepd.host import threads
-from sandkeepd.host.threads import AbandonedError, Meter, run_in_thread
+from sandkeepd.host.threads import Meter, run_in_thread
 from sandkeepd.providers.common import packing
 from sandkeepd.providers.docker.build import PullLog
 
@@ -59,7 +59,7 @@ async def test_work_that_nobody_waits_for_ends() -> None:
         try:
             while not ended.wait(0.001):
                 moved(0)
-        except AbandonedError:
+        except trio.Cancelled:
             ended.set()
             raise
 
