@@ -304,6 +304,7 @@ async def test_a_copy_that_takes_long_to_remove_is_removed(world: World, monkeyp
 
 
 @kinds(DOCKER)  # elsewhere it is not suspended before the copy is over
+@pytest.mark.needs("freezer")
 async def test_a_copy_that_is_interrupted_while_all_stands_still(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was to undo it is not killed before it could."""
     monkeypatch.setattr(helpers, "CLEAN_UP_S", 0.2)
