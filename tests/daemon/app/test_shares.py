@@ -46,6 +46,10 @@ KINDS = [
 """Providers, and the program that reads the files of their sandboxes for a comparison."""
 
 
+FILES = {"cp": 1500, "tar": 6000}
+"""Number of files with which the program lives long enough to be caught."""
+
+
 @pytest.fixture(params=KINDS)
 def scene(request: pytest.FixtureRequest, places: str) -> Iterator[tuple[RunningDaemon, dict[str, Any], str]]:
     provider, program = request.param
@@ -151,7 +155,7 @@ def test_reads_of_one_sandbox_delay_neither_others_nor_a_stop(
 ) -> None:
     """One comparison hangs, and all further ones of that sandbox wait for it: the others' work is done meanwhile."""
     daemon, image, program = scene
-    box = as_client(daemon, ENEMY, lambda client: box_of(image, client, "seq 1500 | xargs touch"))
+    box = as_client(daemon, ENEMY, lambda client: box_of(image, client, f"seq {FILES[program]} | xargs touch"))
     with in_flight(daemon, ENEMY, lambda client: client.sandbox.diff(box)) as left:
         pid = stopped_program(daemon, program)
         try:
