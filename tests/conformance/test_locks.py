@@ -65,7 +65,7 @@ class World:
 
 GCS = pytest.param("gcs", marks=pytest.mark.needs("gcs"))
 S3 = pytest.param("s3", marks=pytest.mark.needs("s3"))
-LOCALSTACK = pytest.param("localstack", marks=pytest.mark.needs("localstack"))
+LOCALSTACK = pytest.param("localstack", marks=[pytest.mark.needs("localstack"), pytest.mark.soak])
 
 
 @pytest.fixture(params=["memory", "directory", GCS, S3, LOCALSTACK])

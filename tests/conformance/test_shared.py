@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.expect import until
 from tests.support.sharing import ID, Cluster, metadata, of_directory
 
 pytestmark = pytest.mark.needs("bwrap", "root")
@@ -58,3 +59,4 @@ def test_it_is_given_up_and_attached_again_where_it_was_and_elsewhere(group: Clu
     group.attach(0)
     with group.daemons[0].connect() as client:
         client.sandbox.terminate(ID)
+        until(lambda: client.lock.list().locks == [])  # only then does the shared document tell of the end
