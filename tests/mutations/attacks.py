@@ -407,11 +407,7 @@ ATTACKS: Final = (
             USER: f"{_SHARES}test_reads_of_one_sandbox_delay_neither_others_nor_a_stop",
         },
     ),
-    Attack(
-        "daemon's threads",
-        "many users at once, as of `/etc/subuid`",
-        {USER: "tests/store/test_turns.py::test_owners_go_on_in_rotation_and_administrators_first"},
-    ),
+    Attack("daemon's threads", "many users at once, as of `/etc/subuid`", {USER: OPEN}),
     Attack(
         "daemon's threads",
         "orders that a dead daemon left",
