@@ -221,9 +221,13 @@ def s3() -> "Iterator[S3Server]":
 @pytest.fixture
 def s3_bucket(s3: "S3Server", monkeypatch: pytest.MonkeyPatch) -> str:
     """A new bucket, at the service that this process and daemons of the test find by their settings."""
-    for name, value in s3.environ.items():
+    return _bucket_of(s3, monkeypatch)
+
+
+def _bucket_of(service: "S3Server | localstack.LocalStack", monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in service.environ.items():
         monkeypatch.setenv(name, value)
-    return s3.create_bucket(f"test-{uuid.uuid4().hex}")
+    return service.create_bucket(f"test-{uuid.uuid4().hex}")
 
 
 @pytest.fixture(scope="session")
@@ -238,9 +242,7 @@ def localstack_s3(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[localst
 @pytest.fixture
 def localstack_bucket(localstack_s3: "localstack.LocalStack", monkeypatch: pytest.MonkeyPatch) -> str:
     """A new bucket, at the service that this process and daemons of the test find by their settings."""
-    for name, value in localstack_s3.environ.items():
-        monkeypatch.setenv(name, value)
-    return localstack_s3.create_bucket(f"test-{uuid.uuid4().hex}")
+    return _bucket_of(localstack_s3, monkeypatch)
 
 
 # -- a place for daemons ----------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ _LOOK_S: Final = 0.2
 
 
 class Turns:
-    """Turns for `at_once` pieces of work. Owners of `first`, such as administrators, go before all others."""
+    """Turns for `at_once` pieces of work. Urgent ones, such as an administrator's, go before all others."""
 
     def __init__(self, at_once: int, slice_s: float = SLICE_S) -> None:
         self.slice_s = slice_s
@@ -31,7 +31,7 @@ class Turns:
         self._queues: dict[str, deque[Turn]] = {}
         """Waiting turns by owner; the owners in the order in which they go on."""
         self._ends: dict[Turn, float] = {}
-        """When the slices end of those that have a place, first the one that ends first."""
+        """The moments at which the slices end of those that have a place, the earliest first."""
         self._keeper: threading.Thread | None = None
 
     def enter(self, turn: "Turn") -> None:

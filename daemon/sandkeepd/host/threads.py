@@ -25,12 +25,8 @@ in_removal_thread: Final = Threads(4)
 """For removing files of what has ended, of which there may be millions."""
 
 
-class AbandonedError(Exception):
-    """Nobody waits for it any more: for threads of others that take part in the work, in which Trio raises nothing."""
-
-
 class Meter:
-    """Called by the work with the bytes done, from any thread. It raises to cancel the work.
+    """Called by the work with the bytes done, in its thread. It raises to cancel the work.
 
     `total_bytes` are those that there will be, if that is known. `count`, which the work may set, finds that out: it is
     called in the work's thread once the work has taken so long that somebody may look at its progress.
@@ -40,22 +36,15 @@ class Meter:
         self.bytes = 0
         self.total_bytes = total_bytes
         self.count: Callable[[], int | None] | None = None
-        self._abandoned = False
         self._began = time.monotonic()
 
     def __call__(self, size: int) -> None:
         """So much is through."""
         self.bytes = size
         check_cancelled()
-        if self._abandoned:
-            raise AbandonedError
         if self.count is not None and time.monotonic() - self._began > PROGRESS_PERIOD_S:
             count, self.count = self.count, None
             self.total_bytes = count()
-
-    def abandon(self) -> None:
-        """Make the next call raise, which ends the work."""
-        self._abandoned = True
 
 
 async def run_in_thread(
@@ -76,7 +65,6 @@ async def run_in_thread(
     await progress(doing)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_report_progress, meter, progress, doing)
-        nursery.start_soon(_abandon_when_cancelled, meter)
         try:
             outcome.append(await threads(work, meter))
         except Exception as error:  # noqa: BLE001  # raised below, where the nursery does not wrap it up
@@ -95,10 +83,3 @@ async def _report_progress(meter: Meter, progress: Callable[[str], Awaitable[Non
         if meter.bytes != reported:
             reported = meter.bytes
             await progress(f"{doing}: {of_total(reported, meter.total_bytes)}")
-
-
-async def _abandon_when_cancelled(meter: Meter) -> None:
-    try:
-        await trio.sleep_forever()
-    finally:
-        meter.abandon()

@@ -20,7 +20,7 @@ from sandkeep import events
 from sandkeep.errors import SandkeepError, StateError
 from sandkeep_store.buckets.config import STORAGE, Root, Storage
 from sandkeep_store.eventlog.log import Recorded
-from sandkeep_store.locks.fence import WRITES_AT_ONCE, Fence, read_fenced, write_fenced
+from sandkeep_store.locks.fence import WRITES_AT_ONCE, Fence, read_fenced, write_conflict, write_fenced
 from sandkeep_store.locks.open import open_store, where
 from sandkeep_store.locks.places import part_of
 from sandkeep_store.locks.store import DocumentStore
@@ -186,8 +186,8 @@ def _write_both(documents: DocumentStore, sandbox: SandboxState, content: bytes,
             return
         if documents.write(theirs, told, before.version if before is not None else None) is not None:
             return
-    message = f"other daemons write {documents.where}/{theirs} all the time: try again"
-    raise StateError("conflict", message, place=f"{documents.where}/{theirs}")
+    place = f"{documents.where}/{theirs}"
+    raise StateError("conflict", write_conflict(place), place=place)
 
 
 def _path(part: str, name: str, file: str) -> str:

@@ -204,9 +204,8 @@ class Attachment:
         provider = self._core.provider(shared.provider)
         spec = _checked_spec(request, shared)
         assert spec.shared is not None
-        self._storage.require_sharing(
-            checkpoints=spec.shared.is_movable, beside_metadata=not spec.shared.enable_handoff
-        )
+        beside = not spec.shared.enable_handoff
+        self._storage.require_sharing(checkpoints=spec.shared.is_movable, beside_metadata=beside)
         self._require_savable(provider, movable=spec.shared.is_movable)
         if not _has_memory(provider, shared) and (shared.saved is not None or provider.checkpoints is None):
             _require_secrets(shared, command.secrets)
@@ -215,7 +214,6 @@ class Attachment:
         with self._sandboxes.reservations.one(
             request, name, spec, instead_of=lost.sandbox_id if lost is not None else None
         ) as sandbox_id:
-            beside = not spec.shared.enable_handoff
             async with self._locked(request, name, sandbox_id, command.timeout_s, beside_metadata=beside):
                 now = await self._publisher.read(request.owner, name)
                 if now is None or now.is_removed:

@@ -86,7 +86,12 @@ def write_fenced(store: DocumentStore, path: str, content: bytes, fence: Fence) 
         written = store.write(path, content, None if found is None else found.version)
         if written is not None:
             return written.version
-    raise StateError("conflict", f"write conflict on {place}: other daemons keep updating it; try again", place=place)
+    raise StateError("conflict", write_conflict(place), place=place)
+
+
+def write_conflict(place: str) -> str:
+    """Return the sentence for a document of which every version that is read is another one when it is written."""
+    return f"write conflict on {place}: other daemons keep updating it; try again"
 
 
 def _damaged(place: str, why: str) -> DataError:

@@ -20,7 +20,7 @@ from sandkeep.errors import DataError, ProviderError, SandkeepError, SetupError,
 from sandkeep_store.locks import rules
 from sandkeep_store.locks.clock import SYSTEM, Clock, Instant
 from sandkeep_store.locks.document import LockDocument, decode, encode
-from sandkeep_store.locks.fence import Fence
+from sandkeep_store.locks.fence import Fence, write_conflict
 from sandkeep_store.locks.store import DocumentStore, Written, path_of
 
 WRITES_AT_ONCE: Final = 5
@@ -52,9 +52,7 @@ def lost(place: str, reason: Reason) -> StateError:
 
 
 def _busy(place: str) -> StateError:
-    return StateError(
-        "lock_contended", f"write conflict on {place}: other daemons keep updating it; try again", waiting=None
-    )
+    return StateError("lock_contended", write_conflict(place), waiting=None)
 
 
 class Locks:
@@ -447,6 +445,4 @@ def _until(since: Instant) -> Instant:
 
 
 def _unsettled(place: str) -> ProviderError:
-    return ProviderError(
-        "provider_unavailable", f"write conflict on {place}: other daemons keep updating it; try again"
-    )
+    return ProviderError("provider_unavailable", write_conflict(place))

@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -134,12 +134,9 @@ def for_ever(daemon: RunningDaemon, calls: list[Callable[[Any], object]]) -> Non
 
 
 @contextmanager
-def hostile_load(daemon: RunningDaemon, image: dict[str, Any]) -> Iterator[None]:
-    boxes = as_client(daemon, ENEMY, lambda client: prepare(image, client))
-    compare = [lambda client, box=box: client.sandbox.diff(box) for box in boxes]
-    flood = [lambda client: client.sandbox.get(boxes[0])] * CALLERS
-    reads = [compare[number % len(compare)] for number in range(CALLERS)]
-    children = [child(ENEMY, lambda calls=calls: for_ever(daemon, calls)) for calls in (reads, flood)]
+def calling(daemon: RunningDaemon, users: Sequence[tuple[int, list[Callable[[Any], object]]]]) -> Iterator[None]:
+    """Have users make calls again and again for the length of a block, each entry in a process of its own."""
+    children = [child(uid, lambda calls=calls: for_ever(daemon, calls)) for uid, calls in users]
     try:
         yield
     finally:
@@ -147,6 +144,18 @@ def hostile_load(daemon: RunningDaemon, image: dict[str, Any]) -> Iterator[None]
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             os.close(reading)
+
+
+@contextmanager
+def hostile_load(daemon: RunningDaemon, image: dict[str, Any]) -> Iterator[None]:
+    boxes = as_client(daemon, ENEMY, lambda client: prepare(image, client))
+    compare = [lambda client, box=box: client.sandbox.diff(box) for box in boxes]
+    flood = [lambda client: client.sandbox.get(boxes[0])] * CALLERS
+    reads = [compare[number % len(compare)] for number in range(CALLERS)]
+    try:
+        with calling(daemon, [(ENEMY, reads), (ENEMY, flood)]):
+            yield
+    finally:
         as_client(daemon, ENEMY, lambda client: [client.sandbox.terminate(box) for box in boxes])
 
 
@@ -155,17 +164,11 @@ def load_of_a_crowd(daemon: RunningDaemon, image: dict[str, Any]) -> Iterator[No
     boxes = {
         uid: as_client(daemon, uid, lambda client: box_of(image, client, "seq 1500 | xargs touch")) for uid in CROWD
     }
-    children = [
-        child(uid, lambda box=box: for_ever(daemon, [lambda client: client.sandbox.diff(box)] * AT_ONCE))
-        for uid, box in boxes.items()
-    ]
+    calls = [(uid, [lambda client, box=box: client.sandbox.diff(box)] * AT_ONCE) for uid, box in boxes.items()]
     try:
-        yield
+        with calling(daemon, calls):
+            yield
     finally:
-        for pid, reading in children:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            os.close(reading)
         for uid, box in boxes.items():
             as_client(daemon, uid, lambda client, box=box: client.sandbox.terminate(box))
 

@@ -66,7 +66,10 @@ class GcsArchives(ArchiveStore):
         return self._stored(blob)
 
     def _checksum_of(self, stored: Stored) -> Checksum | None:
-        return _Crc32c(stored.crc32c) if stored.crc32c else None
+        """The checksum that the service keeps with each object: that of all its bytes, however they were uploaded."""
+        from google_crc32c import Checksum as Crc32c
+
+        return Checksum(Crc32c(), _in_base64, stored.crc32c) if stored.crc32c else None
 
     def _fetch(self, stored: Stored, offset: int) -> Iterator[bytes]:
         where = self.where(stored.path)
@@ -110,18 +113,8 @@ class GcsArchives(ArchiveStore):
             return Stored(blob.name, int(blob.size), str(int(blob.generation)), metadata, changed_at, blob.crc32c or "")
 
 
-class _Crc32c:
-    """The checksum that the service keeps with each object: that of all its bytes, however they were uploaded."""
-
-    def __init__(self, expected: str) -> None:
-        from google_crc32c import Checksum as Digest
-
-        self._expected = expected
-        self._digest = Digest()
-        self.update = self._digest.update
-
-    def matches(self) -> bool:
-        return b64encode(self._digest.digest()).decode() == self._expected
+def _in_base64(digest: bytes) -> str:
+    return b64encode(digest).decode()
 
 
 def _number(generation: str, where: str) -> int:

@@ -97,7 +97,7 @@ class S3Archives(ArchiveStore):
         there are differs as much.
         """
         digest = stored.metadata.get(DIGEST)
-        return _Sha256(digest) if digest is not None else None
+        return Checksum(sha256(), bytes.hex, digest) if digest is not None else None
 
     def _check_bucket(self, path: str) -> None:
         """S3 does not say of an object whether it is missing or its bucket. Raises `not_configured` for the latter."""
@@ -139,16 +139,6 @@ class S3Archives(ArchiveStore):
     def _remove(self, path: str, condition: dict[str, str]) -> None:
         with translated_errors(self.where(path)):
             self._client.delete_object(Bucket=self.root.base, Key=path, **condition)
-
-
-class _Sha256:
-    def __init__(self, expected: str) -> None:
-        self._expected = expected
-        self._digest = sha256()
-        self.update = self._digest.update
-
-    def matches(self) -> bool:
-        return self._digest.hexdigest() == self._expected
 
 
 def _tag(answer: dict[str, Any]) -> str:

@@ -5,12 +5,21 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from sandkeep.errors import ProviderError
 from sandkeep.system.descriptors import write_all
 from sandkeep_store.archives.stores.retry import RetryLimit
-from sandkeep_store.archives.stores.types import Checksum, Progress, Source, Stored, Upload, corrupt, damaged_transfer
+from sandkeep_store.archives.stores.types import (
+    Checksum,
+    Digest,
+    Progress,
+    Source,
+    Stored,
+    Upload,
+    corrupt,
+    damaged_transfer,
+)
 
 
 class VerifiedSource:
@@ -89,14 +98,6 @@ def _from_chunks(chunks: Iterator[bytes]) -> Callable[[int], bytes]:
         return b"".join(pieces)
 
     return take
-
-
-class Digest(Protocol):
-    """A digest that is being made."""
-
-    def update(self, data: bytes, /) -> object:
-        """Take some more bytes."""
-        ...
 
 
 def begin_copy(descriptor: int) -> Callable[[bytes], object]:

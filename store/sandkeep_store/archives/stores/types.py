@@ -34,16 +34,36 @@ class Stored(NamedTuple):
     crc32c: str = ""
 
 
-class Checksum(Protocol):
-    """The checksum of an object, compared with bytes as they come."""
+class Digest(Protocol):
+    """A digest that is being made."""
 
-    def update(self, chunk: bytes, /) -> object:
-        """Take the next bytes."""
+    def update(self, data: bytes, /) -> object:
+        """Take some more bytes."""
         ...
+
+
+class Summing(Digest, Protocol):
+    """A digest whose value can be had."""
+
+    def digest(self) -> bytes:
+        """Return the digest of the bytes so far."""
+        ...
+
+
+class Checksum:
+    """The checksum of an object, compared with bytes as they come. `expected` is that of the object, in the form that
+    `shown` gives the digest.
+    """
+
+    def __init__(self, digest: Summing, shown: Callable[[bytes], str], expected: str) -> None:
+        self._digest = digest
+        self._shown = shown
+        self._expected = expected
+        self.update = digest.update
 
     def matches(self) -> bool:
-        """Return True if all of them are those of the object."""
-        ...
+        """Return True if all bytes are those of the object."""
+        return self._shown(self._digest.digest()) == self._expected
 
 
 class Fence(Protocol):
