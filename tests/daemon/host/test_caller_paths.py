@@ -112,6 +112,24 @@ async def test_a_tree_arrives_as_it_is(source: Path, tmp_path: Path) -> None:
     assert result.digest == digest_tree(str(source))[0]
 
 
+def test_digest_tells_contents_and_sizes_apart_but_no_holes(tmp_path: Path) -> None:
+    """Read to its end, a file of 8 TiB would occupy a thread for hours."""
+    size, piece = 1 << 43, 1 << 20
+    for name in ("hole", "zeros", "data", "elsewhere", "longer"):
+        (tmp_path / name).mkdir()
+        with open(tmp_path / name / "file", "wb") as file:
+            if name == "zeros":
+                file.write(bytes(3 * piece))
+            if name in ("data", "elsewhere"):
+                for offset in (5, 700, 3 * piece - 1):  # several extents of one piece, and one over a boundary
+                    file.seek(offset + (name == "elsewhere"))
+                    file.write(b"xy")
+            file.truncate(size + (name == "longer"))
+    digests = {name: digest_tree(str(tmp_path / name))[0] for name in os.listdir(tmp_path)}
+    assert digests["hole"] == digests["zeros"]
+    assert len(set(digests.values())) == 4
+
+
 async def test_setuid_bits_are_dropped(source: Path, tmp_path: Path) -> None:
     (source / "tool").touch()
     (source / "tool").chmod(0o6755)
