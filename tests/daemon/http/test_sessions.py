@@ -470,3 +470,7 @@ def test_an_archive_of_astraforge_is_brought_to_the_key_that_sends_it(gateway: G
 )
 def test_a_refused_archive(gateway: Gateway, query: str, body: bytes, problem: tuple[int, str]) -> None:
     assert gateway.ask("POST", f"{SNAPSHOTS}{query}", body).problem == problem
+
+
+def test_a_bomb_is_refused(gateway: Gateway) -> None:
+    assert gateway.ask("POST", SNAPSHOTS, archive(("zeros", "\0" * (80 << 20)))).problem == (409, "snapshot_corrupt")

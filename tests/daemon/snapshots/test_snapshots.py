@@ -418,6 +418,17 @@ def test_an_administrator_imports_an_archive_for_another_owner(client: Any, shar
         assert as_user(1000, lambda other=other: refused("permission_denied", import_as_user, other).data)
 
 
+@pytest.mark.needs("root")
+def test_a_bomb_is_refused(shared_daemon: Any) -> None:
+    bomb = archive(("zeros", "\0" * (80 << 20)))
+
+    def import_as_user() -> str:
+        with shared_daemon.connect() as client:
+            return refused("snapshot_corrupt", lambda: imported(client, bomb)).message
+
+    assert "200 times its size" in as_user(1000, import_as_user)
+
+
 @on_both_deep
 def test_a_virtual_environment_of_python_is_exported_and_imported(
     client: Any, box: str, image: str, provider: str, tmp_path: Path

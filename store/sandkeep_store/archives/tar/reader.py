@@ -49,6 +49,8 @@ _XATTR: Final = b"SCHILY.xattr."
 _USER: Final = len(b"user.")
 _MAX_XATTR_NAME: Final = 255
 _MAX_XATTR_BYTES: Final = 1 << 16
+_MAX_XATTR_LIST: Final = 1 << 16
+"""XATTR_LIST_MAX: the kernel lists no more bytes of a file's names, each with a zero at its end."""
 _SPARSE: Final = b"GNU.sparse."
 _PLAIN: Final = frozenset((b"path", b"linkpath", b"size", b"mtime", b"uid", b"gid"))
 """Keys that nearly every extended header has, and that affect neither sparse maps nor attributes."""
@@ -302,6 +304,8 @@ def _check_xattrs(member: Member) -> None:
     for name, value in member.xattrs.items():
         if not _USER < len(name) <= _MAX_XATTR_NAME or b"\0" in name or len(value) > _MAX_XATTR_BYTES:
             raise corrupt(f"cannot be extracted: {shown(member.name)} has an attribute that nothing can have", name)
+    if sum(len(name) + 1 for name in member.xattrs) > _MAX_XATTR_LIST:
+        raise corrupt(f"cannot be extracted: {shown(member.name)} has more attributes than a file can have")
 
 
 def _xattrs(records: Records) -> Iterator[tuple[bytes, bytes]]:

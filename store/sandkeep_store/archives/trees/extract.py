@@ -30,6 +30,8 @@ _MODE: Final = 0o1777
 _MOST_LATE_BYTES: Final = 64 << 20
 _LATE_BYTES: Final = 500
 """Memory per late member beside its name, in bytes."""
+_XATTR_BYTES: Final = 150
+"""Memory per attribute of a late member beside its name and value, in bytes."""
 _OPEN: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _MADE, _PART = 1, 2
 
@@ -98,7 +100,8 @@ class Extraction:
             parent = parent.rpartition(b"/")[0]
 
     def _remember(self, member: Member) -> None:
-        self._late_bytes += len(member.name) + sum(map(len, member.xattrs.values())) + _LATE_BYTES
+        self._late_bytes += len(member.name) + _LATE_BYTES
+        self._late_bytes += sum(len(name) + len(value) + _XATTR_BYTES for name, value in member.xattrs.items())
         mode = member.mode & (_MODE if member.kind == "directory" else _PERMISSIONS)
         self._late[member.name] = Member(
             name=member.name, kind=member.kind, mode=mode, mtime_ns=member.mtime_ns, xattrs=member.xattrs

@@ -527,6 +527,18 @@ def test_what_is_said_of_all_members_is_little_and_nothing_else_of_it_is_kept(lo
     corrupt(look, archive(tars.extended(attributes, b"g"), member(b"a")), "global headers are too large")
 
 
+def test_no_file_has_more_attributes_than_the_kernel_lists(look: Look) -> None:
+    """Each is a few bytes of an archive that compress to nothing, and a hundred in memory."""
+    name = b"user.%05d"
+    for count, is_fine in (((1 << 16) // len(name % 0 + b"0"), True), ((1 << 16) // len(name % 0 + b"0") + 1, False)):
+        attributes = b"".join(tars.record(b"SCHILY.xattr." + name % number, b"x") for number in range(count))
+        data = archive(tars.extended(attributes), member(b"a"))
+        if is_fine:
+            assert look(data).members == 1
+        else:
+            corrupt(look, data, "more attributes than a file can have")
+
+
 def test_a_thousand_headers_for_all_members_take_no_more_memory_than_one(look: Look) -> None:
     def said(part: int) -> bytes:
         return tars.extended(b"".join(tars.record(b"k%d.%05d" % (part, n), b"") for n in range(10_000)), b"g")

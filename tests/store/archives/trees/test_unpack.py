@@ -20,7 +20,7 @@ from sandkeep.errors import SandkeepError
 from sandkeep.system import libc
 from sandkeep_store.archives.tar.inspect import Inspection
 from sandkeep_store.archives.tar.members import Member
-from sandkeep_store.archives.trees import jail, swap
+from sandkeep_store.archives.trees import extract, jail, swap
 from sandkeep_store.archives.trees.extract import extracting
 from sandkeep_store.archives.trees.pack import pack
 from sandkeep_store.archives.trees.unpack import staged, unpack
@@ -184,6 +184,17 @@ def test_attributes_come_back_on_what_its_owner_may_not_write_to(place: str, unp
     assert found[b"d"][1:] == ("0o500", 5 * 10**9, {"user.k": b"v"})
     assert found[b"d/a"][3:] == ("0o444", 6 * 10**9, {"user.k": b"v"})
     assert found[b"b"][3:] == ("0o400", 7 * 10**9, {})
+
+
+def test_names_of_attributes_that_wait_for_the_end_count_as_memory(
+    place: str, unpacked: Unpack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attributes = tars.extended(b"".join(tars.record(b"SCHILY.xattr.user.%03d" % number, b"x") for number in range(100)))
+    data = archive(*(attributes + member(b"%02d" % number, mode=0o444) for number in range(50)))
+    monkeypatch.setattr(extract, "_MOST_LATE_BYTES", 100_000)  # of which values and members have 30,000
+    with pytest.raises(SandkeepError, match=r"too much before '0[0-9]' can be made at the end only"):
+        unpacked(data, owner=SANDBOX)
+    assert leftovers(place) == []
 
 
 # -- in its place, or not at all --------------------------------------------------------------------------------------
