@@ -90,6 +90,12 @@ class Layout:
             message = f"the state directory {self.state_dir} cannot be used: {error.strerror}: set SANDKEEP_STATE_DIR"
             raise DaemonError("storage_unavailable", message) from None
 
+    def empty(self) -> str:
+        """Return a directory without files, of which a workspace begins that no layer has. Blocks."""
+        path = f"{self.state_dir}/empty"
+        os.makedirs(path, mode=0o755, exist_ok=True)
+        return path
+
     def image(self, image_id: str) -> str:
         """Return the directory of an image."""
         return f"{self.images}/{check_name(image_id, 'image_id')}"

@@ -82,8 +82,10 @@ class StreamedLayers(DirectoryLayers):
         return False
 
     def roots(self, names: Sequence[str], image_id: str | None) -> list[str]:  # type: ignore[override]
-        """Return the directories that a workspace begins with, each hiding parts of the next."""
-        return [self._store.root(name) for name in names]
+        """Return the directories that a workspace begins with, each hiding parts of the next: without layers, an empty
+        one.
+        """
+        return [self._store.root(name) for name in names] or [self._layout.empty()]
 
     async def files_of_layers(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
         return document([Layer(name=name, uid=self._store.uid) for name in names], over_image=True)

@@ -111,12 +111,7 @@ class DockerLayers(Layering):
         if roots is None:
             message = f"the workspace {planned.workspace} of its image is behind a link: its files cannot be compared"
             raise SetupError("not_supported", message)
-        return WorkspaceRoots(roots=roots or [self._empty()], overlay="trusted")
-
-    def _empty(self) -> str:
-        path = f"{self._provider.layout.state_dir}/empty"
-        os.makedirs(path, mode=0o755, exist_ok=True)
-        return path
+        return WorkspaceRoots(roots=roots or [self._provider.layout.empty()], overlay="trusted")
 
     async def promote(
         self, image_id: str, files: Mapping[str, Any], beneath: str | None, progress: Progress
