@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import select
 import signal
@@ -169,9 +170,35 @@ def test_exec_connections_can_be_cut(cluster: Cluster) -> None:
 def test_refused_before_the_upgrade(cluster: Cluster, clients: Clients) -> None:
     path = "/api/v1/namespaces/default/pods/main/exec?command=true"
     assert clients.request("GET", path)[0] == 400
-    with pytest.raises(websocket.WebSocketBadStatusException, match="400"):
+    with pytest.raises(websocket.WebSocketBadStatusException, match="403") as refused:
         connect(cluster, "true", protocol="v9.channel.k8s.io")
+    assert refused.value.resp_body == b""
     assert clients.request("POST", "/api/v1/namespaces/default/pods/none/exec?command=true")[0] == 404
+
+
+@pytest.mark.parametrize("command", [(), ("no-such-program",)], ids=["no command", "no program"])
+def test_a_command_that_cannot_be_started_has_no_exit_code(cluster: Cluster, command: tuple[str, ...]) -> None:
+    connection = connect(cluster, *command)
+    while (frame := connection.recv())[0] != 3:
+        assert isinstance(frame, bytes)
+    status = json.loads(frame[1:])
+    assert (status["status"], "details" in status) == ("Failure", False)
+    assert "failed to exec in container" in status["message"]
+    connection.shutdown()  # type: ignore[no-untyped-call]
+
+
+def test_a_pod_of_several_containers_needs_the_name_of_one(cluster: Cluster, clients: Clients) -> None:
+    containers = [{"name": name, "image": "busybox", "command": ["sleep", "1000000"]} for name in ("one", "two")]
+    spec = {"containers": containers, "terminationGracePeriodSeconds": 0}
+    clients.core.create_namespaced_pod("default", {"metadata": {"name": "pair"}, "spec": spec})
+    until(lambda: clients.core.read_namespaced_pod("pair", "default").status.phase == "Running")
+    path = "/api/v1/namespaces/default/pods/pair"
+    for request in ("exec?command=true&stdout=1", "log"):
+        code, said = clients.request("GET", f"{path}/{request}")
+        assert (code, "choose one of: [one two]" in said["message"]) == (400, True)
+        code, said = clients.request("GET", f"{path}/{request}{'&' if '?' in request else '?'}container=three")
+        assert (code, said["message"]) == (400, "container three is not valid for pod pair")
+    assert clients.exec("pair", "echo", "two", container="two") == "two\n"
 
 
 def test_logs(clients: Clients) -> None:

@@ -50,9 +50,9 @@ class Clients:
         answer = self._pool.request(method, self.api.configuration.host + path, body=data, headers=headers)
         return answer.status, answer.json()
 
-    def exec(self, pod: str, *command: str, namespace: str = "default") -> str:
+    def exec(self, pod: str, *command: str, namespace: str = "default", **options: Any) -> str:
         """Run a command in a pod, and return what it writes within a minute."""
-        process = self.open_exec(pod, *command, namespace=namespace)
+        process = self.open_exec(pod, *command, namespace=namespace, **options)
         process.run_forever(timeout=patient(60))
         return str(process.read_all())
 

@@ -98,6 +98,7 @@ def _kubeconfig(url: str, token: str, namespace: str) -> dict[str, Any]:
 async def _serve(options: argparse.Namespace, stopped: asyncio.Event, announce: service.Announce) -> None:
     """Assemble the cluster and run it until it is told to stop."""
     from tests.support.kubernetes import controllers, kubelet
+    from tests.support.kubernetes.admission import Admission
     from tests.support.kubernetes.server import ApiServer
     from tests.support.kubernetes.store import Store
 
@@ -106,7 +107,7 @@ async def _serve(options: argparse.Namespace, stopped: asyncio.Event, announce: 
     server = ApiServer(store, node)
     for manifest in sandbox_crds.manifests(options.crds):
         server.define(manifest)
-    server.components = [node]
+    server.components = [node, Admission(store)]
     if options.crds:  # who installs the definitions installs their controllers
         server.components.append(controllers.create(store, node))
     async with asyncio.TaskGroup() as group:

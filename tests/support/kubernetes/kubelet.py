@@ -9,7 +9,7 @@ import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
-from tests.support.doubles.processes import ExecProcess, Launcher, StartError
+from tests.support.doubles.processes import ExecProcess, Launcher
 from tests.support.kubernetes.errors import ApiError
 from tests.support.kubernetes.informer import follow
 from tests.support.kubernetes.metadata import timestamp
@@ -43,16 +43,20 @@ class Kubelet:
         self._addresses = itertools.count(2)
 
     def script(self, *, pod_delay_s: float | None = None, unschedulable: str | None = None, **others: Any) -> None:
-        """Change behaviour: seconds before a pod is scheduled; the message with which pods stay unscheduled, or ""."""
+        """Change behaviour: seconds before a pod is scheduled; the message with which pods stay unscheduled, or "".
+
+        Options: names of pods to `evict`, and to `starve`, of which the kernel kills the last container.
+        """
         if pod_delay_s is not None:
             self.delay_s = pod_delay_s
         if unschedulable is not None:
             self.unschedulable = unschedulable
             asyncio.get_running_loop().create_task(self._notify())
-        for name in others.get("evict", []):
-            for pod in self._pods.values():
-                if pod.name == name:
-                    pod.fail("Evicted", "The node was low on resource: memory.")
+        for pod in self._pods.values():
+            if pod.name in others.get("evict", []):
+                pod.fail("Evicted", "The node was low on resource: memory.")
+            if pod.name in others.get("starve", []):
+                pod.starve()
 
     async def _notify(self) -> None:
         async with self.changed:
@@ -122,13 +126,9 @@ class Kubelet:
         found = self.pod(pod["metadata"]["uid"]).container(container)
         if found.running is None:
             raise ApiError(500, "InternalError", f'container not found ("{found.state.name}")')
-        try:
-            env = found.process["env"] | ({"TERM": "xterm"} if tty else {})
-            process = {**found.process, "argv": command, "env": env, "tty": tty}
-            return await found.running.exec(process, stdin=stdin)
-        except StartError as error:
-            why = f"Internal error occurred: error executing command in container: failed to exec: {error}"
-            raise ApiError(500, "InternalError", why) from None
+        env = found.process["env"] | ({"TERM": "xterm"} if tty else {})
+        process = {**found.process, "argv": command, "env": env, "tty": tty}
+        return await found.running.exec(process, stdin=stdin)
 
     async def log(
         self, pod: Object, container: str | None, *, follow: bool, tail_lines: int | None

@@ -51,7 +51,7 @@ class Kubelet(Component, Protocol):
     async def exec(
         self, pod: dict[str, Any], container: str | None, command: list[str], *, tty: bool, stdin: bool
     ) -> Exec:
-        """Start `command` in a container (the pod's first by default). Raises ApiError if none runs."""
+        """Start `command` in a container (the pod's first by default). Raises ApiError if none runs, StartError."""
 
     def log(
         self, pod: dict[str, Any], container: str | None, *, follow: bool, tail_lines: int | None

@@ -5,6 +5,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import signal
 from typing import TYPE_CHECKING, Any
 
 from tests.support.doubles.processes import StartError
@@ -68,6 +69,13 @@ class Pod:
             self.state.failure = {"reason": reason, "message": message}
             self._urgent = True
             self._work.cancel()
+
+    def starve(self) -> None:
+        """Have the kernel kill its last container for want of memory."""
+        slot = self.slots[-1]
+        slot.starved = True
+        if slot.running is not None:
+            asyncio.get_running_loop().create_task(slot.running.kill(signal.SIGKILL))
 
     def abandon(self) -> None:
         """Stop all work for the pod; whoever closes the launcher ends its containers."""
@@ -241,7 +249,7 @@ class Pod:
             async with slot.moving:
                 if slot.running is container:
                     slot.running = None
-                    slot.state.end(code)
+                    slot.state.end(code, "OOMKilled" if slot.starved else "")
         return slot.state.exit_code or 0
 
     async def _start(self, slot: Slot, restore: Restore | None) -> None:

@@ -35,6 +35,7 @@ class Slot:
         self.directory = f"{directory}/{spec['name']}"
         self.running: Container | None = None
         self.process: Object = {}
+        self.starved = False
         self.moving = asyncio.Lock()
         """Held while a checkpoint replaces the container."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import WSMsgType, web
+from tests.support.doubles.processes import StartError
 from tests.support.kubernetes.call import Call
 from tests.support.kubernetes.errors import ApiError, not_found
 from tests.support.kubernetes.kubelet_api import Exec, Kubelet
@@ -31,19 +32,22 @@ class Streams:
     async def exec(self, call: Call) -> web.StreamResponse:
         """Run a command in a container, on a websocket. Raises ApiError before the upgrade."""
         kubelet, pod = self._node(call)
+        container = _container(call, pod)
         pod = await self._started(pod)
         socket = web.WebSocketResponse(protocols=PROTOCOLS, max_msg_size=_LARGEST_FRAME, compress=False, autoping=True)
         if not socket.can_prepare(call.request).ok:
             raise ApiError(400, "BadRequest", "Upgrade request required")
         offered = call.request.headers.get("Sec-WebSocket-Protocol", "")
         if not {part.strip() for part in offered.split(",")} & set(PROTOCOLS):
-            raise ApiError(400, "BadRequest", f"unable to negotiate a protocol: client supports [{offered}]")
+            return web.Response(status=403)  # with nothing that says why
         command = call.query.getall("command", [])
-        if not command:
-            raise ApiError(400, "BadRequest", "you must specify at least 1 command for the container")
-        tty = call.flag("tty")
-        container = call.query.get("container")
-        process = await kubelet.exec(pod, container, command, tty=tty, stdin=call.flag("stdin"))
+        try:
+            if not command:
+                raise StartError("exec: no command")
+            process = await kubelet.exec(pod, container, command, tty=call.flag("tty"), stdin=call.flag("stdin"))
+        except StartError as error:
+            await _tell_failure(call, socket, str(error))
+            return socket
         try:
             await socket.prepare(call.request)
             self._open[socket] = call
@@ -57,7 +61,7 @@ class Streams:
         """Stream the output of a container."""
         kubelet, pod = self._node(call)
         chunks = kubelet.log(
-            pod, call.query.get("container"), follow=call.flag("follow"), tail_lines=call.number("tailLines")
+            pod, _container(call, pod), follow=call.flag("follow"), tail_lines=call.number("tailLines")
         )
         first = await anext(chunks, b"")
         response = web.StreamResponse(headers={"Content-Type": "text/plain"})
@@ -110,6 +114,28 @@ class Streams:
         if self._kubelet is None:
             raise ApiError(500, "InternalError", "error dialing backend: connection refused")
         return self._kubelet, pod
+
+
+def _container(call: Call, pod: Object) -> str:
+    """Return the container that is meant. Raises ApiError where a pod has several and none is named."""
+    spec = pod["spec"]
+    names = [each["name"] for each in (*spec.get("initContainers", []), *spec["containers"])]
+    wanted: str = call.query.get("container", "")
+    if not wanted and len(spec["containers"]) > 1:
+        choice = f"choose one of: [{' '.join(names)}]"
+        raise ApiError(400, "BadRequest", f"a container name must be specified for pod {call.name}, {choice}")
+    if wanted and wanted not in names:
+        raise ApiError(400, "BadRequest", f"container {wanted} is not valid for pod {call.name}")
+    return wanted or names[-1]
+
+
+async def _tell_failure(call: Call, socket: web.WebSocketResponse, why: str) -> None:
+    """Say on the socket that a command could not be started: there is no exit code then."""
+    await socket.prepare(call.request)
+    message = f"Internal error occurred: error executing command in container: failed to exec in container: {why}"
+    status = {"metadata": {}, "status": "Failure", "message": message, "reason": "InternalError", "code": 500}
+    await socket.send_bytes(bytes([ERROR]) + msgspec.json.encode(status))
+    await socket.close()
 
 
 class _Session:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from sandkeepd.host.hostile_files import HostileTree
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common.relayed_instance import RelayedInstance
+from sandkeepd.providers.kubernetes.observed import Observed, container_id
 from sandkeepd.providers.kubernetes.pods import Handle, Pod
 
 
@@ -25,7 +26,8 @@ class KubernetesInstance(RelayedInstance):
             sandbox_id, directory, watcher, remote=pod, program=place.program, directory_there=place.directory, **more
         )
 
-    def moved_to(self, name: str, uid: str) -> None:
+    def moved_to(self, pod: Observed) -> None:
         """Follow another pod from now on, which goes on where the former was saved."""
-        self.place = replace(self.place, pod=name, pod_uid=uid)
+        name, container = pod.metadata.name, container_id(pod, self.place.made.container_name)
+        self.place = replace(self.place, pod=name, pod_uid=pod.metadata.uid, container_id=container)
         self.pod.name = name

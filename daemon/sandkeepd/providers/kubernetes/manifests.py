@@ -42,6 +42,7 @@ CLOSED_POLICY: Final = "sandkeep-no-network"
 GRACE_S: Final = 60
 """Seconds after the end of a sandbox's lifetime at which the cluster ends it, if no daemon has."""
 
+_DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
 _KEEPER_MODE: Final = 0o555
 
 
@@ -152,6 +153,13 @@ def claim(job: Job, version: str) -> Json:
         "apiVersion": f"extensions.agents.x-k8s.io/{version}", "kind": "SandboxClaim",
         "metadata": {"name": plan.name, "labels": labels_of(job)}, "spec": spec,
     }  # fmt: skip
+
+
+def main_container(sandbox: Json) -> str:
+    """Return the container that the template of a Sandbox says is the main one, or its first."""
+    template = sandbox["spec"]["podTemplate"]
+    annotations = (template.get("metadata") or {}).get("annotations") or {}
+    return str(annotations.get(_DEFAULT_CONTAINER) or template["spec"]["containers"][0]["name"])
 
 
 def _shutdown_time(lifetime_s: float) -> str:

@@ -40,13 +40,20 @@ DELETED_S: Final = 60.0
 class Made(Struct, frozen=True, kw_only=True):
     """An object that was made for a sandbox, which its uid identifies.
 
-    `owner` is the uid of the Sandbox that a SandboxClaim was given, and which its pod belongs to.
+    `owner` is the uid of the Sandbox that a SandboxClaim was given, and which its pod belongs to; `container` the one
+    of its template that the keeper runs in.
     """
 
     form: Form
     name: str
     uid: str
     owner: str = ""
+    container: str = ""
+
+    @property
+    def container_name(self) -> str:
+        """The container in which the keeper runs; empty for claims of earlier versions."""
+        return self.container if self.form == "claim" else manifests.CONTAINER
 
 
 class Objects:
@@ -185,14 +192,14 @@ class Objects:
             return [each for each in found if each is not None]
 
         def given() -> str | None:
-            _require_hope(seen())
+            _require_hope(seen(), made.container_name)
             claim = objects.get(sandbox_id, made.uid)
             return claim.status.sandbox.name if claim is not None and claim.status.sandbox is not None else None
 
         def look() -> Observed | None:
-            _require_hope(seen())
+            _require_hope(seen(), made.container_name)
             pod = _pod_of(pods, sandbox_id, made, objects)
-            if pod is None or not is_running(pod, ""):
+            if pod is None or not is_running(pod, made.container_name):
                 return None
             if restored_from is None:
                 _require_fresh(pod)
@@ -209,14 +216,14 @@ class Objects:
 
     async def _with_owner(self, claim: Made, name: str) -> Made:
         """Return a claim with the Sandbox that it was given. Raises `provider_unavailable` if that is another's."""
-        kind = await self.kind("sandbox")
-        sandbox = await self._cluster.call(lambda api: api.get(kind, name))
-        if sandbox is None or sandbox.controller != claim.uid:
+        document = await self.document(await self.kind("sandbox"), name)
+        sandbox = None if document is None else msgspec.convert(document, Observed)
+        if document is None or sandbox is None or sandbox.controller != claim.uid:
             message = (
                 f"the cluster gave the SandboxClaim {claim.name} a Sandbox that is not its own: check its controller"
             )
             raise ProviderError("provider_unavailable", message)
-        return replace(claim, owner=sandbox.metadata.uid)
+        return replace(claim, owner=sandbox.metadata.uid, container=manifests.main_container(document))
 
     async def gone_pod(self, sandbox_id: str, uid: str) -> None:
         """Wait until a sandbox has no pod of that uid any more. Raises `provider_unavailable` if it takes too long."""
@@ -343,10 +350,10 @@ def _pod_of(pods: Watch, sandbox_id: str, made: Made, objects: Watch) -> Observe
     return pod if pod.metadata.name in (sandbox.metadata.name, sandbox.annotations.pod_name) else None
 
 
-def _require_hope(seen: list[Observed]) -> None:
+def _require_hope(seen: list[Observed], container: str) -> None:
     """Raise `provider_unavailable` for objects that never run."""
     for found in seen:
-        if why := why_hopeless(found):
+        if why := why_hopeless(found, container):
             raise ProviderError("provider_unavailable", f"the sandbox's pod cannot run: {why}")
 
 

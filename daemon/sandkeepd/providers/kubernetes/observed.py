@@ -22,13 +22,25 @@ _HOPELESS: Final = frozenset(
 )  # fmt: skip
 """Reasons of a waiting container that waiting does not mend. ``ErrImagePull`` is the first of several tries."""
 
+_ENDED: Final = ("Failed", "Succeeded")
+_NO_REASON: Final = "the cluster gives no reason"
+
 _HOPELESS_CONDITIONS: Final = frozenset(
     {
         "InvalidMetadata", "EnvVarsInjectionRejected", "VolumeClaimTemplatesError", "ClaimExpired", "SandboxExpired",
-        "PodFailed", "PodSucceeded", "ReconcilerError", "TemplateNotFound", "WarmPoolNotFound",
+        "PodFailed", "PodSucceeded", "TemplateNotFound", "WarmPoolNotFound",
     }
 )  # fmt: skip
 """Reasons of ``Ready=False`` that waiting does not mend, of Sandboxes and SandboxClaims."""
+
+_REFUSALS: Final = (
+    " is invalid: ",
+    " is forbidden: ",
+    "exceeded quota",
+    "is controlled by another",
+    " denied the request",
+)
+"""Words of errors of a controller that waiting does not mend. It tries again after each."""
 
 
 class Condition(Struct, frozen=True):
@@ -56,6 +68,7 @@ class Terminated(Struct, frozen=True, rename="camel"):
 
     exit_code: int = -1
     reason: str = ""
+    message: str = ""
 
 
 class ContainerState(Struct, frozen=True):
@@ -66,11 +79,13 @@ class ContainerState(Struct, frozen=True):
     terminated: Terminated | None = None
 
 
-class ContainerStatus(Struct, frozen=True):
-    """A container and its state."""
+class ContainerStatus(Struct, frozen=True, rename="camel"):
+    """A container and its state, and that of the one before it in its place."""
 
     name: str = ""
     state: ContainerState = ContainerState()
+    last_state: ContainerState = ContainerState()
+    container_id: Annotated[str, Meta(max_length=MOST_NAME)] = field(default="", name="containerID")
 
 
 class Named(Struct, frozen=True):
@@ -134,6 +149,7 @@ class Status(Struct, frozen=True, rename="camel"):
     message: str = ""
     conditions: list[Condition] = field(default_factory=list)
     container_statuses: list[ContainerStatus] = field(default_factory=list)
+    init_container_statuses: list[ContainerStatus] = field(default_factory=list)
     sandbox: Named | None = None
 
 
@@ -208,29 +224,44 @@ class Failure(Struct, frozen=True):
 
 def is_running(pod: Observed, container: str) -> bool:
     """Return True if a pod's container runs."""
-    return not pod.is_going and any(each.state.running is not None for each in _statuses(pod, container))
+    return not pod.is_going and _status(pod, container).state.running is not None
 
 
-def _statuses(pod: Observed, container: str) -> list[ContainerStatus]:
+def container_id(pod: Observed, container: str) -> str:
+    """Return the id of the container that runs in a pod under that name."""
+    return _status(pod, container).container_id
+
+
+def _status(pod: Observed, container: str) -> ContainerStatus:
+    """Return the state of a container; of the first in pods of earlier versions, whose was not noted."""
     found = pod.status.container_statuses
-    return [each for each in found if each.name == container] if container else found
+    return next((each for each in found if container in ("", each.name)), ContainerStatus())
 
 
-def why_hopeless(found: Observed) -> str | None:
-    """Return the reason why an object that is being started never runs; None while it may still."""
+def why_hopeless(found: Observed, container: str) -> str | None:
+    """Return the reason why an object that is being started never runs; None while it may still. What others have put
+    beside `container` may fail, but what runs before it may not.
+    """
     name, status = found.metadata.name, found.status
     if found.is_going:
         return f"{name} is being deleted"
-    if status.phase in ("Failed", "Succeeded"):
-        return f"pod {name} ended as it started: {_sentence(status.reason, status.message) or _exits(found)}"
-    for each in status.container_statuses:
+    if status.phase in _ENDED:
+        return (
+            f"pod {name} ended as it started: {_sentence(status.reason, status.message) or _exits(found) or _NO_REASON}"
+        )
+    for each in (*status.init_container_statuses, _status(found, container)):
         waiting = each.state.waiting
         if waiting is not None and waiting.reason in _HOPELESS:
             return f"container {each.name} of pod {name}: {_sentence(waiting.reason, waiting.message)}"
     ready = found.condition("Ready")
-    if ready.status == "False" and ready.reason in _HOPELESS_CONDITIONS:
+    if ready.status == "False" and (ready.reason in _HOPELESS_CONDITIONS or _is_refused(ready)):
         return f"{name}: {_sentence(ready.reason, ready.message)}"
     return None
+
+
+def _is_refused(ready: Condition) -> bool:
+    """Return True if a controller cannot make the pod, however often it tries; most of its errors heal."""
+    return ready.reason == "ReconcilerError" and any(word in ready.message for word in _REFUSALS)
 
 
 def why_waiting(found: Observed | None) -> str:
@@ -247,24 +278,40 @@ def why_waiting(found: Observed | None) -> str:
     return f"its phase is {found.status.phase or 'unknown'}"
 
 
-def ending_of(pod: Observed | None) -> Ending:
-    """Return the end of a sandbox whose pod has ended; None is one that is gone."""
+def ending_of(pod: Observed | None, container: str) -> Ending:
+    """Return the end of a sandbox whose pod, or whose container in it, has ended; None is a pod that is gone."""
     if pod is None or pod.is_going:
-        return Ending(kind="lost", message="its pod was deleted outside Sandkeep")
-    status = pod.status
-    why = _sentence(status.reason, status.message) or _exits(pod)
-    return Ending(kind="failed", message=f"its pod ended: {why}")
+        target = Condition() if pod is None else pod.condition("DisruptionTarget")
+        why = f" ({_sentence(target.reason, target.message)})" if target.status == "True" else ""
+        return Ending(kind="lost", message=f"its pod was deleted outside Sandkeep{why}")
+    why = _sentence(pod.status.reason, pod.status.message)
+    exits = _exits(pod) if pod.status.phase in _ENDED else _exit(_status(pod, container))
+    return Ending(kind="failed", message=f"its pod ended: {': '.join(filter(None, (why, exits))) or _NO_REASON}")
 
 
-def has_ended(pod: Observed | None) -> bool:
-    """Return True for a pod that has ended, or is going; None is one that is gone."""
-    return pod is None or pod.is_going or pod.status.phase in ("Failed", "Succeeded")
+def has_ended(pod: Observed | None, container: str, known_id: str = "") -> bool:
+    """Return True for a pod that has ended, or is going, or whose container has ended, or is another than the known
+    one; None is a pod that is gone.
+    """
+    if pod is None or pod.is_going or pod.status.phase in _ENDED:
+        return True
+    status = _status(pod, container)
+    is_another = bool(known_id and status.container_id) and status.container_id != known_id
+    return status.state.terminated is not None or is_another
 
 
 def _exits(pod: Observed) -> str:
-    ended = [(each.name, each.state.terminated) for each in pod.status.container_statuses if each.state.terminated]
-    codes = [f"container {name}: exit code {end.exit_code}" for name, end in ended]
-    return "; ".join(codes) or "the cluster gives no reason"
+    return "; ".join(filter(None, map(_exit, pod.status.container_statuses)))
+
+
+def _exit(status: ContainerStatus) -> str:
+    """Return how a container ended last; empty if it has not."""
+    end = status.state.terminated or status.last_state.terminated
+    if end is None:
+        return ""
+    why = f" ({_sentence(end.reason, end.message)})" if end.reason not in ("", "Error", "Completed") else ""
+    hint = ": give it more memory" if end.reason == "OOMKilled" else ""
+    return f"container {status.name}: exit code {end.exit_code}{why}{hint}"
 
 
 def _sentence(reason: str, message: str) -> str:

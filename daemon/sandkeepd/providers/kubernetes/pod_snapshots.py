@@ -308,7 +308,7 @@ class PodPauses(Pauses):
         await self._provider.objects.gone_pod(instance.sandbox_id, instance.place.pod_uid)
         await self._patch(snapshot, manifests.running(version, is_on=True))
         _, pod = await self._provider.objects.await_running(instance.sandbox_id, made, snapshot)
-        instance.moved_to(pod.metadata.name, pod.metadata.uid)
+        instance.moved_to(pod)
         self.pause.set(False)
         instance.release_requests()
         with suppress(SandkeepError):  # it goes with the sandbox at the latest

@@ -44,15 +44,18 @@ class Handle(Struct, frozen=True, kw_only=True):
     """The pod with its namespace, for references to the sandbox."""
     cluster: str = ""
     """The address of the API server, and the namespace; empty in handles of earlier versions."""
+    container_id: str = ""
+    """The container in which the keeper runs: one that is started again has none. Empty in earlier handles."""
 
 
 class Pod:
-    """Runs commands in the container of a pod."""
+    """Runs commands in a container of a pod, which is named: others may have put more into it."""
 
-    def __init__(self, cluster: Cluster, namespace: str, name: str) -> None:
+    def __init__(self, cluster: Cluster, namespace: str, name: str, container: str | None = None) -> None:
         self._cluster = cluster
         self.namespace = namespace
         self.name = name
+        self._container = container
 
     @asynccontextmanager
     async def exec(
@@ -66,8 +69,9 @@ class Pod:
         """See `Remote.exec` and `open_exec`."""
         api = await self._cluster.api()
         async with open_exec(
-            api.configuration, self.namespace, self.name, command, stdin=stdin, stderr=stderr, tty=size is not None
-        ) as stream:
+            api.configuration, self.namespace, self.name, command, container=self._container, stdin=stdin,
+            stderr=stderr, tty=size is not None,
+        ) as stream:  # fmt: skip
             if size is not None:
                 await stream.resize(*size)
             yield stream

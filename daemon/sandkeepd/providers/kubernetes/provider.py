@@ -6,6 +6,7 @@ state directory, see `keeper.relay`. `plan` decides on a pod, `pods` runs comman
 the interface.
 """
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -32,7 +33,7 @@ from sandkeepd.providers.kubernetes.images import KubernetesImages
 from sandkeepd.providers.kubernetes.instance import KubernetesInstance
 from sandkeepd.providers.kubernetes.manifests import Job
 from sandkeepd.providers.kubernetes.objects import Made, Objects
-from sandkeepd.providers.kubernetes.observed import Observed, ending_of, has_ended
+from sandkeepd.providers.kubernetes.observed import Observed, container_id, ending_of, has_ended
 from sandkeepd.providers.kubernetes.plan import Plan
 from sandkeepd.providers.kubernetes.pod_snapshots import (
     KubernetesCheckpoints,
@@ -44,6 +45,11 @@ from sandkeepd.providers.kubernetes.pod_snapshots import (
 from sandkeepd.providers.kubernetes.pods import Handle, Pod
 from sandkeepd.providers.kubernetes.requests import ENGINE
 from sandkeepd.providers.kubernetes.watch import Watch, until
+
+logger = logging.getLogger("sandkeepd")
+
+ENDED_AGAIN_S: Final = 10.0
+"""Seconds until the removal of what is left of an ended sandbox is tried again."""
 
 IMAGE_FILES: Final = "the files of a cluster's images are on its nodes alone"
 
@@ -131,13 +137,13 @@ class KubernetesProvider(RelayedProvider[KubernetesInstance]):
         api = await self.cluster.api()
         name, program_path, directory, workspace = found.metadata.name, manifests.PROGRAM, manifests.DIRECTORY, ""
         if job.plan.is_claim:
-            pod = Pod(self.cluster, api.namespace, name)
+            pod = Pod(self.cluster, api.namespace, name, made.container_name)
             place, workspace = await pod.copy_keeper(program.read(job.plan.machine))
             program_path, directory = f"{place}/keeper", f"{place}/io"
         return Handle(
             namespace=api.namespace, made=made, pod=name, pod_uid=found.metadata.uid, program=program_path,
             directory=directory, workspace=workspace or kubernetes_plan.WORKSPACE, secrets=job.secrets,
-            name=f"{api.namespace}/{name}", cluster=api.address,
+            name=f"{api.namespace}/{name}", cluster=api.address, container_id=container_id(found, made.container_name),
         )  # fmt: skip
 
     def _hold(
@@ -150,7 +156,8 @@ class KubernetesProvider(RelayedProvider[KubernetesInstance]):
             sandbox_id=sandbox_id, log_id=self.log_id, plan=plan, spec=spec, secrets=handle.secrets, keeper=""
         )  # fmt: skip
         instance = KubernetesInstance(
-            sandbox_id, files, self._watcher, pod=Pod(self.cluster, handle.namespace, handle.pod), place=handle,
+            sandbox_id, files, self._watcher, place=handle,
+            pod=Pod(self.cluster, handle.namespace, handle.pod, handle.made.container_name or None),
             relay=self._relay(sandbox_id), nursery=self.nursery, isolation=isolation,
             handle=msgspec.to_builtins(handle), env=manifests.environment(job),
             working_dir=spec.directory(handle.workspace),
@@ -163,7 +170,30 @@ class KubernetesProvider(RelayedProvider[KubernetesInstance]):
         return instance
 
     async def _await_end(self, instance: KubernetesInstance) -> Ending:
-        return ending_of(await self._ended_pod(instance))
+        ending = ending_of(await self._ended_pod(instance), instance.place.made.container_name)
+        if instance.ending is None:
+            self._remove_ended(instance.sandbox_id, instance.place)
+        return ending
+
+    def _remove_ended(self, sandbox_id: str, place: Handle) -> None:
+        """Have what is left of a sandbox removed that has ended by itself: its controller would make another pod, which
+        nobody looks after.
+        """
+        self.nursery.start_soon(self._delete_ended, sandbox_id, place)
+
+    async def _delete_ended(self, sandbox_id: str, place: Handle) -> None:
+        told = ""
+        while True:
+            try:
+                await self._delete(sandbox_id, place)
+            except SandkeepError as error:  # it is tried again as long as the daemon lives, and the next one sweeps it
+                if error.message != told:
+                    told = error.message
+                    logger.warning("the objects of %s, which has ended, are left for now: %s", sandbox_id, told)
+                await self.cluster.recovered()
+                await trio.sleep(ENDED_AGAIN_S)
+            else:
+                return
 
     async def _ended_pod(self, instance: KubernetesInstance) -> Observed | None:
         """Wait until the pod of a sandbox has ended; return it as it was then, None if it is gone, or another's.
@@ -177,7 +207,7 @@ class KubernetesProvider(RelayedProvider[KubernetesInstance]):
             if instance.suspended.is_on:
                 return None if objects.get(sandbox_id, made.uid) is not None else (None,)
             pod = pods.get(sandbox_id, instance.place.pod_uid)
-            if not has_ended(pod):
+            if not has_ended(pod, made.container_name, instance.place.container_id):
                 return None
             if is_suspended(objects.get(sandbox_id, made.uid)):  # ordered, and the answer to that was lost
                 instance.suspended.set(True)
@@ -198,7 +228,8 @@ class KubernetesProvider(RelayedProvider[KubernetesInstance]):
 
     async def _why_ended(self, instance: KubernetesInstance) -> Ending:
         place = instance.place
-        return ending_of((await self.objects.watch(PODS)).get(instance.sandbox_id, place.pod_uid))
+        pod = (await self.objects.watch(PODS)).get(instance.sandbox_id, place.pod_uid)
+        return ending_of(pod, place.made.container_name)
 
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
@@ -209,14 +240,18 @@ class KubernetesProvider(RelayedProvider[KubernetesInstance]):
         suspended = is_suspended(own)
         if not suspended and (pod is None or not _is_same(pod, earlier, own)):
             await self._require_its_cluster(sandbox_id, earlier)
+            self._remove_ended(sandbox_id, earlier)
             return None
-        if not suspended and has_ended(pod):
-            return ending_of(pod)
+        container = earlier.made.container_name
+        known_id = earlier.container_id if pod is not None and pod.metadata.uid == earlier.pod_uid else ""
+        if not suspended and has_ended(pod, container, known_id):
+            self._remove_ended(sandbox_id, earlier)
+            return ending_of(pod, container)
 
         def hold() -> KubernetesInstance:
             instance = self._hold(sandbox_id, spec, decided, isolation, earlier, suspended=suspended)
             if pod is not None and not suspended:
-                instance.moved_to(pod.metadata.name, pod.metadata.uid)
+                instance.moved_to(pod)
             return instance
 
         instance = await self._hold_earlier(hold)
