@@ -21,6 +21,7 @@ _HANDED = "tests/conformance/test_handed_out.py::"
 _UIDS = "tests/daemon/host/test_uid_allocation.py::"
 _PATHS = "tests/daemon/host/test_caller_paths.py::"
 _BUILDS = "tests/daemon/providers/docker/test_images.py::"
+_IMAGES = "tests/daemon/providers/docker/test_images.py::"
 _LIMITS = "tests/daemon/providers/docker/test_build_limits.py::"
 _KEYS = "tests/daemon/http/test_keys.py::"
 _HTTP = "tests/daemon/http/test_server.py::"
@@ -243,7 +244,17 @@ ATTACKS: Final = (
         {OUTSIDE: f"{_FOREIGN}test_a_registry_that_only_names_an_image_of_here_has_not_given_it"},
     ),
     Attack("images of the engine", "a registry that names a layer of here", {OUTSIDE: OPEN}),
-    Attack("engine", "a listed registry that answers without end, or stops within layers", {OUTSIDE: OPEN}),
+    Attack(
+        "engine",
+        "a listed registry that sends without end",
+        {OUTSIDE: f"{_IMAGES}test_a_layer_without_end_is_taken_up_to_the_limit"},
+    ),
+    Attack(
+        "engine",
+        "a listed registry that stops within a layer",
+        {OUTSIDE: f"{_IMAGES}test_a_registry_that_stops_within_a_layer"},
+    ),
+    Attack("disk", "copies for images", {USER: f"{_QUOTAS}test_an_image_that_no_quota_allows_is_not_even_copied"}),
     Attack(
         "engine",
         "a registry of one's own",
@@ -483,7 +494,7 @@ ATTACKS: Final = (
     ),
     Attack(
         "viewers' terminals",
-        "control, bidirectional, invisible characters in answers",
+        "control, bidi and invisible characters in answers",
         {
             CODE: f"{_PRINTING}test_lines_for_people_drive_no_terminal",
             USER: f"{_PRINTING}test_documents_are_escaped_and_have_the_same_value",

@@ -5,7 +5,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from tests.support.patience import patient
@@ -21,6 +21,9 @@ class Registry:
         self.manifests: dict[str, bytes] = {}
         self.refusing: dict[str, int] = {}
         self.address = ""
+        self.is_endless = False
+        """Blobs go on behind their ends, without end, until whoever asks has gone."""
+        self.cut = threading.Event()
         self.hold: threading.Event | None = None
         """While it is there and not set, blobs are begun and not ended."""
 
@@ -88,6 +91,15 @@ def serving() -> Iterator[Registry]:
         def _blob(self, content: bytes | None) -> None:
             if content is None:
                 self._answer(404, b"{}", "application/json")
+            elif registry.is_endless and len(content) >= 10_000:
+                self.send_response(200)
+                self.send_header("Transfer-Encoding", "chunked")
+                self.end_headers()
+                with suppress(OSError):
+                    self.wfile.write(b"%x\r\n%b\r\n" % (len(content), content))
+                    while True:
+                        self.wfile.write(b"100000\r\n" + bytes(1 << 20) + b"\r\n")
+                registry.cut.set()
             elif registry.hold is None or len(content) < 10_000:
                 self._answer(200, content, "application/octet-stream")
             else:

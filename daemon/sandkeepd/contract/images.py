@@ -9,6 +9,14 @@ from sandkeep.model import ImageKind, SkippedFile
 from sandkeepd.contract.caller import Caller, Progress
 
 
+class ImageTooLargeError(Exception):
+    """An image that is being made has `size_bytes` or more, which are more than the request allows."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(size_bytes)
+        self.size_bytes = size_bytes
+
+
 class ImageRequest(Struct, frozen=True, kw_only=True):
     """The request for an image. `source` is the absolute path of a directory, to be put onto the image `base` where the
     provider has such, or built by the `dockerfile` below it; or a reference. With `clean` earlier builds are not
@@ -17,6 +25,8 @@ class ImageRequest(Struct, frozen=True, kw_only=True):
 
     `published` has the references, in full, by which administrators let the owner use images that the provider's engine
     has, each with that image's digest; None stands for a request of an administrator, who may use all of them.
+
+    `most_bytes` is the size of the largest image that the owner may have; None is no limit.
     """
 
     kind: ImageKind
@@ -30,11 +40,19 @@ class ImageRequest(Struct, frozen=True, kw_only=True):
     patterns: Sequence[str] = ()
     ignore_files: bool = True
     published: Mapping[str, str] | None = field(default_factory=dict)
+    most_bytes: int | None = None
 
     @property
     def by_file(self) -> bool:
         """True if a file of patterns says what is not copied. A build goes by its own, and its directory is copied."""
         return self.kind == "directory" and self.ignore_files
+
+    def check_size(self, size_bytes: int) -> None:
+        """Raise `ImageTooLargeError` for an image that is too large. Called before its content is copied, or while it
+        comes: the disk would be full before all of it was here.
+        """
+        if self.most_bytes is not None and size_bytes > self.most_bytes:
+            raise ImageTooLargeError(size_bytes)
 
 
 class ImportedImage(Struct, frozen=True, kw_only=True):

@@ -93,7 +93,11 @@ class Quotas:
         """
         limit = self.limit(owner, quota)
         if limit is not None and self.used(owner, quota) >= limit + spare and not self._is_exempt(request):
-            raise self._exceeded(owner, quota, limit)
+            raise self.exceeded(owner, quota)
+
+    def most(self, request: Request[Any] | None, owner: str, quota: str) -> int | None:
+        """Return the limit that holds for a request, whatever is used of it; None for none."""
+        return None if self._is_exempt(request) else self.limit(owner, quota)
 
     def reserve(self, request: Request[Any] | None, owner: str, objects: Mapping[str, Amounts]) -> None:
         """Reserve what objects take, by their streams, until the next event of each, or `release`. An object that has a
@@ -110,7 +114,7 @@ class Quotas:
             limit = self.limit(owner, quota)
             over = limit is not None and self.used(owner, quota) + amount > limit
             if amount > 0 and limit is not None and over and not self._is_exempt(request):
-                raise self._exceeded(owner, quota, limit, amount)
+                raise self.exceeded(owner, quota, amount)
         for stream, amounts in objects.items():
             self._put(self._reserved, stream, Share(owner, amounts))
 
@@ -134,8 +138,10 @@ class Quotas:
     def _is_exempt(self, request: Request[Any] | None) -> bool:
         return request is None or (request.admin and not self._holds_for_admins)
 
-    def _exceeded(self, owner: str, quota: str, limit: int, more: int = 0) -> StateError:
-        used = self.used(owner, quota)
+    def exceeded(self, owner: str, quota: str, more: int = 0) -> StateError:
+        """Return the error for a quota that does not allow `more`; 0 if it is not known how much."""
+        used, limit = self.used(owner, quota), self.limit(owner, quota)
+        assert limit is not None
         figures = f"{_shown(quota, used)} of {_shown(quota, limit)} used"
         asked = f", {_shown(quota, more)} more asked for" if more else ""
         message = f"the quota of {quota} of {owner} does not allow it ({figures}{asked}): {FREES[quota]}"

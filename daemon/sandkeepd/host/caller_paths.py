@@ -133,16 +133,17 @@ class Survey(Struct, frozen=True, kw_only=True):
 
 async def import_tree(
     source: str, caller: Caller, target: str, *, owner: int | None, hide: Sequence[str], progress: Progress,
-    left_out: LeftOut = NOTHING,
+    check_size: Callable[[int], None], left_out: LeftOut = NOTHING,
 ) -> ImportedImage:  # fmt: skip
     """Copy the directory `source`, as `caller` may read it, to `target`, which must not exist.
 
     Everything in it then belongs to `owner` (None: to this process's user). Kept are modes, times, symbolic and hard
     links, empty directories, FIFOs and every byte of a name; dropped are setuid and setgid bits; sockets and devices
-    are skipped. The directories `hide` are left out, and what is to be `left_out`.
+    are skipped. The directories `hide` are left out, and what is to be `left_out`. `check_size` is called with the
+    bytes of all files before they are copied.
 
     Raises `invalid` (no such directory), `permission_denied` (the first path that cannot be read),
-    `storage_unavailable`. The caller removes a partial copy.
+    `storage_unavailable`, and what `check_size` raises. The caller removes a partial copy.
     """
     _check_caller(caller)
     if not source.startswith("/") or "\0" in source:
@@ -151,6 +152,7 @@ async def import_tree(
     words = await _in_import_thread(_left_out, source, caller, left_out)
     survey = await _in_import_thread(_survey, source, caller, hide, words)
     try:
+        check_size(survey.size_bytes)
         copy = functools.partial(_copy, source, caller, target, owner, survey.names)
         await run_in_thread(
             copy, progress, f"copying {source}", threads=_in_import_thread, total_bytes=survey.size_bytes

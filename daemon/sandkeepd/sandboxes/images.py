@@ -30,7 +30,7 @@ from sandkeep_store.views.state import State
 from sandkeepd.contract import image_references, image_sources
 from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.image_sources import Source
-from sandkeepd.contract.images import ImageRequest
+from sandkeepd.contract.images import ImageRequest, ImageTooLargeError
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request, part_of_request
 from sandkeepd.core.core import Core
@@ -89,8 +89,12 @@ class ImageCreation(Creation[ImageState, Image]):
         provider = core.provider(asked.provider)
         assert order.request is not None
         published = None if order.request.admin else rules.published_images(core.state, asked.owner)
-        wanted = replace(convert(asked, ImageRequest, from_attributes=True), published=published)
-        made = await provider.images.make(image_id, wanted, order.caller, order.progress)
+        most_bytes = core.quotas.most(order.request, asked.owner, "images")
+        wanted = replace(convert(asked, ImageRequest, from_attributes=True), published=published, most_bytes=most_bytes)
+        try:
+            made = await provider.images.make(image_id, wanted, order.caller, order.progress)
+        except ImageTooLargeError as error:
+            raise core.quotas.exceeded(asked.owner, "images", error.size_bytes) from None
         failpoints.reach("image.copied")
         # Of two of the same content that are made at once, the second is to find the first.
         turn = self._turns.setdefault((asked.provider, made.digest), trio.Lock())

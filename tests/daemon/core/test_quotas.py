@@ -145,6 +145,14 @@ def test_promised_disks(daemon: RunningDaemon, uid: int, folder: str) -> None:
     assert as_client(daemon, uid, work) == ("quota_exceeded", "disk", 0)
 
 
+def test_an_image_that_no_quota_allows_is_not_even_copied(daemon: RunningDaemon, uid: int, folder: str) -> None:
+    with open(f"{folder}/data", "r+b") as file:
+        file.truncate(1 << 39)
+    code, _, message = as_client(daemon, uid, lambda client: refused(lambda: client.image.create(folder)))
+    assert code == "quota_exceeded"
+    assert "0 B of 150 KB used, 512 GB more asked for" in message
+
+
 def test_images(daemon: RunningDaemon, uid: int, folder: str) -> None:
     images = Path(daemon.state_dir, "images")
 

@@ -88,7 +88,7 @@ def test_the_bytes_of_a_tree_are_those_of_its_files(tmp_path: Path) -> None:
 
 def test_a_pull_has_the_total_of_the_layers_that_are_known() -> None:
     reported: list[str] = []
-    log = PullLog("busybox", reported.append)
+    log = PullLog("busybox", reported.append, lambda _: None)
     log._progress.report_if_due = reported.append  # type: ignore[method-assign]  # however soon
     for layer, current in (("a", 512), ("b", 1024)):
         log.receive({"id": layer, "status": "Downloading", "progressDetail": {"current": current, "total": 2048}})

@@ -49,7 +49,14 @@ class DirectoryImages(Images):
             hide = never_packed(self._layout.state_dir)
             left_out = LeftOut(names=request.ignore, patterns=request.patterns, by_file=request.by_file)
             return await import_tree(
-                request.source, caller, root, owner=self._owner, hide=hide, left_out=left_out, progress=progress
+                request.source,
+                caller,
+                root,
+                owner=self._owner,
+                hide=hide,
+                left_out=left_out,
+                progress=progress,
+                check_size=request.check_size,
             )
 
     def begin(self, image_id: str) -> None:

@@ -141,10 +141,11 @@ class BuildLog:
 
 
 class PullLog:
-    """Follows one pull."""
+    """Follows one pull. Raises what `check_size` does, which is called with the bytes that have come."""
 
-    def __init__(self, reference: str, report: Report) -> None:
+    def __init__(self, reference: str, report: Report, check_size: Callable[[int], None]) -> None:
         self._reference = reference
+        self._check_size = check_size
         self._progress = ProgressReport(report)
         self._layers: dict[str, tuple[int, int]] = {}
         self.error: str | None = None
@@ -160,6 +161,7 @@ class PullLog:
         present, total = (
             (sum(numbers) for numbers in zip(*self._layers.values(), strict=True)) if self._layers else (0, 0)
         )
+        self._check_size(present)
         self._progress.report_if_due(f"pulling {self._reference}" + (f": {of_total(present, total)}" if total else ""))
 
 

@@ -28,9 +28,8 @@ from sandkeep_store.threads import in_thread
 from sandkeepd.contract import image_references
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.images import ImageRequest, ImportedImage
-from sandkeepd.host.caller_paths import LeftOut, import_tree
 from sandkeepd.host.cgroups.groups import PERIOD_US
-from sandkeepd.providers.common.build_files import read_below
+from sandkeepd.providers.common.build_files import import_context, read_below
 from sandkeepd.providers.common.errors import storage_errors
 from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.common.packing import never_packed
@@ -83,17 +82,11 @@ class Builder:
             _check_may_build(caller)
         tree = f"{self._layout.build(image_id)}/{TREE}"
         await in_thread(self._make_place, image_id)
-        copied = await import_tree(
-            request.source, caller, tree, owner=None, hide=never_packed(self._layout.state_dir),
-            progress=progress,
-            left_out=LeftOut(names=request.ignore, patterns=request.patterns, by_file=request.by_file),
-        )  # fmt: skip
+        hide = never_packed(self._layout.state_dir)
+        copied = await import_context(
+            request, caller, tree, hide=hide, most_bytes=MOST_CONTEXT_BYTES, progress=progress
+        )
         failpoints.reach("docker.staged")
-        if copied.size_bytes > MOST_CONTEXT_BYTES:
-            message = (
-                f"source: {request.source} has more than {MOST_CONTEXT_BYTES >> 30} GiB: choose a smaller directory"
-            )
-            raise CallerError("invalid", message, field="source")
         if request.kind == "dockerfile":
             read, ids, fresh = await self._by_dockerfile(tree, request, caller, progress)
             network = docker.BUILD_NETWORK() or docker.NETWORK()

@@ -36,6 +36,9 @@ from sandkeepd.providers.docker.stream import StreamedRequest, report_from_threa
 REGISTRY_S: Final = 60
 """Seconds that a registry may take to say what a reference means."""
 
+SILENCE_S: Final = 300.0
+"""Seconds without a sign of progress after which a pull is given up; of large layers the engine tells every second."""
+
 LOGINS: Final = ".docker/config.json"
 _MOST_LOGINS_BYTES: Final = 64 * 1024
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
@@ -62,21 +65,21 @@ class References:
         """
         wanted = image_references.parse(reference, "source")
         if request.published is None or _is_default_base(wanted):
-            return await self._of_engine(wanted, progress, anew=request.clean)
+            return await self._of_engine(wanted, request, progress)
         digest = request.published.get(wanted.in_full)
         if digest is not None:
             return await self._engine.call(partial(inspect_image, name=digest))
         await require_listed(wanted.in_full)
-        return await self._of_registry(wanted, await _login_of(wanted.domain, request, caller), progress)
+        return await self._of_registry(wanted, await _login_of(wanted.domain, request, caller), request, progress)
 
-    async def _of_engine(self, wanted: Reference, progress: Progress, *, anew: bool) -> Document:
-        """Return the image that the engine has, which is pulled if it is missing; with `anew` also if it came from a
+    async def _of_engine(self, wanted: Reference, request: ImageRequest, progress: Progress) -> Document:
+        """Return the image that the engine has, which is pulled if it is missing; a clean one also if it came from a
         registry, which need not be reachable then.
         """
         found = await self._known(wanted.in_full)
-        if found is None or (anew and found.get("RepoDigests")):
+        if found is None or (request.clean and found.get("RepoDigests")):
             try:
-                await self._pull(wanted, progress)
+                await self._pull(wanted, request, progress)
             except SandkeepError as error:
                 if found is None:
                     raise
@@ -86,7 +89,9 @@ class References:
             raise build.pull_error(wanted.in_full, "not found")
         return found
 
-    async def _of_registry(self, wanted: Reference, login: Login, progress: Progress) -> Document:
+    async def _of_registry(
+        self, wanted: Reference, login: Login, request: ImageRequest, progress: Progress
+    ) -> Document:
         """Return the image that the registry gives to that login. Raises `not_found`."""
         await progress(f"asking the registry of {wanted.in_full}")
         pinned = wanted._replace(tag=None, digest=await self._digest(wanted, login))
@@ -94,7 +99,7 @@ class References:
             found = await self._from(pinned)
             if found is None:
                 try:
-                    found = await self._given(pinned, login, progress)
+                    found = await self._given(pinned, login, request, progress)
                 except SandkeepError as error:
                     if "engine" in error.data:  # it is down
                         raise
@@ -103,12 +108,14 @@ class References:
             raise _refusal(wanted, _UNGIVEN)
         return found
 
-    async def _given(self, pinned: Reference, login: Login, progress: Progress) -> Document | None:
+    async def _given(
+        self, pinned: Reference, login: Login, request: ImageRequest, progress: Progress
+    ) -> Document | None:
         """Pull an image, and return it; None if the registry only named one that the engine had from elsewhere."""
         elsewhere = await self._engine.call(partial(_ids_without, name=pinned.name))
         found = None
         try:
-            await self._pull(pinned, progress, login)
+            await self._pull(pinned, request, progress, login)
         finally:
             with trio.CancelScope(shield=True):
                 found = await self._from(pinned)
@@ -142,16 +149,24 @@ class References:
                 return None
             raise
 
-    async def _pull(self, wanted: Reference, progress: Progress, login: Login | None = None) -> None:
-        """Pull an image with a login, None for the stored one of the daemon's user."""
+    async def _pull(
+        self, wanted: Reference, request: ImageRequest, progress: Progress, login: Login | None = None
+    ) -> None:
+        """Pull an image with a login, None for the stored one of the daemon's user.
+
+        The engine itself takes from a registry whatever that sends, for as long as it sends.
+        """
         await progress(f"pulling {wanted.in_full}")
-        log = build.PullLog(wanted.in_full, report_from_thread(progress))
+        log = build.PullLog(wanted.in_full, report_from_thread(progress), request.check_size)
         params = {"fromImage": wanted.name, "tag": wanted.digest or wanted.tag or "latest"}
         headers = partial(_headers, name=wanted.name, login=login)
         try:
-            await StreamedRequest("/images/create", params, log.receive, headers=headers).run(self._engine)
+            pull = StreamedRequest("/images/create", params, log.receive, headers=headers)
+            is_heard = await pull.run_while_heard(self._engine, SILENCE_S)
         except RefusedError as refused:
             raise build.pull_error(wanted.in_full, refused.reason) from None
+        if not is_heard:
+            raise build.pull_error(wanted.in_full, f"nothing came of it for {SILENCE_S:.0f} s")
         if log.error is not None:
             raise build.pull_error(wanted.in_full, log.error)
 

@@ -103,6 +103,23 @@ class StreamedRequest:
         if failures:
             raise failures[0]
 
+    async def run_while_heard(self, engine: Engine, silence_s: float) -> bool:
+        """Do as `run`, for work that waits for others. Returns False if it was given up as nothing came for so long."""
+        token = trio.lowlevel.current_trio_token()
+        receive = self._receive
+
+        def take(document: Document) -> None:
+            token.run_sync_soon(extend)
+            receive(document)
+
+        def extend() -> None:
+            scope.deadline = trio.current_time() + silence_s
+
+        self._receive = take
+        with trio.move_on_after(silence_s) as scope:
+            await self.run(engine)
+        return not scope.cancelled_caught
+
     def cut(self) -> None:
         """Break it off. From any thread."""
         self._cut.set()

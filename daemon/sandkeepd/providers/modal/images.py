@@ -22,8 +22,7 @@ from sandkeep_store.threads import in_thread
 from sandkeepd.contract import image_references
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.images import Building, ImageRequest, Images, ImportedImage
-from sandkeepd.host.caller_paths import LeftOut, import_tree
-from sandkeepd.providers.common.build_files import read_below
+from sandkeepd.providers.common.build_files import import_context, read_below
 from sandkeepd.providers.common.errors import converted_errors
 from sandkeepd.providers.common.inside import WORKSPACE
 from sandkeepd.providers.common.layout import Layout
@@ -85,16 +84,11 @@ class ModalImages(Images, Building):
         place = self._place(image_id)
         with converted_errors("the image"):
             await in_thread(partial(os.makedirs, f"{place}/context", mode=0o700))
-        copied = await import_tree(
-            request.source, caller, f"{place}/tree", owner=None, hide=never_packed(self._layout.state_dir),
-            left_out=LeftOut(names=request.ignore, patterns=request.patterns, by_file=request.by_file),
-            progress=progress,
-        )  # fmt: skip
+        hide = never_packed(self._layout.state_dir)
+        copied = await import_context(
+            request, caller, f"{place}/tree", hide=hide, most_bytes=MOST_CONTEXT_BYTES, progress=progress
+        )
         failpoints.reach("modal.staged")
-        if copied.size_bytes > MOST_CONTEXT_BYTES:
-            most = MOST_CONTEXT_BYTES >> 30
-            message = f"source: {request.source} has more than {most} GiB: choose a smaller directory"
-            raise CallerError("invalid", message, field="source")
         is_built = request.kind == "dockerfile"
         stage = partial(_stage_build if is_built else _stage_archive, place, request)
         with converted_errors("the image"):

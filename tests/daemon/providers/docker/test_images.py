@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Iterator
 from glob import glob
 from pathlib import Path
@@ -21,7 +22,8 @@ from tests.support.registry import Registry, serving
 from sandkeep.errors import CallerError, ProviderError, SandkeepError
 from sandkeep.ids import IMAGE, new_id
 from sandkeepd.contract.caller import Caller, Progress
-from sandkeepd.contract.images import ImageRequest, ImportedImage
+from sandkeepd.contract.images import ImageRequest, ImageTooLargeError, ImportedImage
+from sandkeepd.providers.docker import references
 from sandkeepd.providers.docker.builder import UNFINISHED_LABEL
 from sandkeepd.providers.docker.container import LOG_LABEL, SANDBOX_LABEL
 from sandkeepd.providers.docker.engine import Engine
@@ -442,9 +444,29 @@ async def test_a_registry_that_cannot_be_reached(world: World) -> None:
     assert "127.0.0.1:1/nothing" in said
 
 
-async def test_a_pull_that_is_broken_off(world: World, registry: Registry) -> None:
-    import threading
+async def test_a_layer_without_end_is_taken_up_to_the_limit(world: World, registry: Registry) -> None:
+    """An engine takes all of it, and looks at its digest afterwards."""
+    reference = registry.put("ada/endless:1", rootfs.bare(), Env=["PATH=/bin"])
+    registry.is_endless = True
+    before = world.everything()
+    with pytest.raises(ImageTooLargeError), trio.fail_after(patient(60)):
+        await world.image(kind="reference", source=reference, most_bytes=10 << 20)
+    assert world.everything() == before
+    with trio.fail_after(patient(60)):
+        await trio.to_thread.run_sync(registry.cut.wait)
 
+
+async def test_a_registry_that_stops_within_a_layer(
+    world: World, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = registry.put("ada/slow:1", rootfs.bare(), Env=["PATH=/bin"])
+    registry.hold = threading.Event()
+    monkeypatch.setattr(references, "SILENCE_S", 2.0)
+    said = await world.fails("provider_unavailable", kind="reference", source=reference)
+    assert "nothing came of it for 2 s" in said
+
+
+async def test_a_pull_that_is_broken_off(world: World, registry: Registry) -> None:
     reference = registry.put("ada/slow:1", rootfs.bare(), Env=["PATH=/bin"])
     registry.hold = threading.Event()
     pulling = trio.Event()
