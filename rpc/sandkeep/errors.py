@@ -120,3 +120,10 @@ def error_from(code: str, message: str, data: dict[str, Any]) -> SandkeepError:
     if kind is None:
         return DaemonError("internal", message, **{**data, "unknown_code": code})
     return kind(code, message, **data)
+
+
+def only_error(error: Exception) -> Exception:
+    """Unwrap groups of one exception, as nurseries make them."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

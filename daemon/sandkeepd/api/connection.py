@@ -11,7 +11,7 @@ from typing import Any, Final
 import trio
 from msgspec import Raw, Struct
 
-from sandkeep.errors import CallerError, SandkeepError, StateError
+from sandkeep.errors import CallerError, SandkeepError, StateError, only_error
 from sandkeep.protocol import jsonrpc
 from sandkeep.protocol.jsonrpc import Batch, Fault, Request
 from sandkeep.protocol.lines import MAX_LINE_BYTES, LineBuffer
@@ -23,7 +23,7 @@ from sandkeepd.core.call import Call, Handler, cannot_give, no_progress
 from sandkeepd.core.peer import Peer
 from sandkeepd.host.fairness import yield_to_loop
 from sandkeepd.serving.deadline import within_deadline
-from sandkeepd.serving.defects import only_error, report
+from sandkeepd.serving.defects import report
 from sandkeepd.serving.holdings import CALL_BYTES, Holdings
 from sandkeepd.serving.limits import MAX_DESCRIPTORS, MAX_DESCRIPTORS_OF_USER, CallLimits
 

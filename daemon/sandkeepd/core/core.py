@@ -12,7 +12,7 @@ from typing import Final
 
 import trio
 
-from sandkeep.errors import DaemonError, SandkeepError, SetupError, StateError, error_from
+from sandkeep.errors import DaemonError, SandkeepError, SetupError, StateError, error_from, only_error
 from sandkeep.events import Meta
 from sandkeep.system.backoff import pauses
 from sandkeep_store.eventlog.log import EventLog, NewEvent, Recorded
@@ -207,8 +207,9 @@ class Core:
             logger.exception("task failed", extra={"what": what})
 
 
-def as_sandkeep_error(error: BaseException) -> SandkeepError:
-    """An error of ours as it is; anything else as `internal`, logged with its traceback."""
+def as_sandkeep_error(error: Exception) -> SandkeepError:
+    """An error of ours as it is, also in a nursery's group; anything else as `internal`, logged with its traceback."""
+    error = only_error(error)
     if isinstance(error, SandkeepError):
         return error
     logger.error("unforeseen failure", exc_info=error)

@@ -15,7 +15,7 @@ from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sandkeep.errors import CallerError, SandkeepError, StateError
+from sandkeep.errors import CallerError, SandkeepError, StateError, only_error
 from sandkeep.protocol.methods import METHODS, Mutation, Params
 from sandkeepd.api.dispatch import Dispatch
 from sandkeepd.api.routes import routes_of
@@ -166,7 +166,7 @@ class _Errand:
         try:
             self._value = await within_deadline(handler, call)
         except Exception as error:  # noqa: BLE001  # it is for the request
-            failure = defects.only_error(error)
+            failure = only_error(error)
             if not isinstance(failure, SandkeepError):
                 failure = defects.report(failure, call.method.name, call.params)
             self._error = failure

@@ -13,13 +13,6 @@ from sandkeep.system import extras
 log: Final = logging.getLogger(__name__)
 
 
-def only_error(error: Exception) -> Exception:
-    """Unwrap groups of one exception, as nurseries make them."""
-    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
-
-
 def first_of(error: Exception, *kinds: type[Exception]) -> Exception | None:
     """Return the exception of the first of the `kinds` that is in an error, or in the groups that nurseries made of it;
     None if there is none.

@@ -21,7 +21,7 @@ from trio import TaskStatus
 from trio_websocket import ConnectionClosed, WebSocketRequest
 from wsproto import ConnectionType
 
-from sandkeep.errors import CallerError, DaemonError, SandkeepError, StateError
+from sandkeep.errors import CallerError, DaemonError, SandkeepError, StateError, only_error
 from sandkeep.protocol import frames
 from sandkeep.protocol.frames import Failed, Refusal
 from sandkeep.protocol.tls import SecureStream
@@ -314,7 +314,7 @@ def _refusing() -> Iterator[None]:
     except RefusedError:
         raise
     except Exception as defect:  # noqa: BLE001  # it is reported
-        failure = defects.report(defects.only_error(defect), "the stream server", None)
+        failure = defects.report(only_error(defect), "the stream server", None)
         raise RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, failure) from None
 
 

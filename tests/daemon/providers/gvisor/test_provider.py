@@ -21,6 +21,7 @@ from tests.support.users import let_in
 from sandkeep import archives, transfer
 from sandkeep.ids import new_id
 from sandkeep.settings.gvisor import PLATFORM
+from sandkeep_store.archives.tar.depth import MOST_LEVELS
 from sandkeepd.host.cgroups.groups import Limits
 from sandkeepd.host.processes import OOM_SCORE_ADJ
 from sandkeepd.providers.gvisor import plan, runsc
@@ -158,6 +159,15 @@ def test_a_root_file_system_from_an_archive_in_a_bucket(
         assert snapshot.places[0].uri.startswith(f"gs://{gcs_bucket}/")
         box = client.snapshot.restore(snapshot.snapshot_id).sandbox_id
         assert sh(client, box, "cat /srv/data") == "of the image\n"
+
+
+def test_deeper_directories_than_a_tree_may_have_are_refused(client: Any, box: str, tmp_path: Path) -> None:
+    sh(client, box, f"mkdir -p top && cd top && mkdir -p $(printf 'a/%.0s' $(seq {MOST_LEVELS + 1}))")
+    refused("tree_too_deep", client.snapshot.create, box)
+    refused("tree_too_deep", client.sandbox.diff, box)
+    refused("tree_too_deep", transfer.copy_out, client, box, "top", str(tmp_path / "top"))
+    sh(client, box, "rm -r top")
+    client.snapshot.delete(client.snapshot.create(box).snapshot_id)
 
 
 def test_a_snapshot_of_a_workspace(client: Any, box: str) -> None:
