@@ -35,7 +35,8 @@ WIDTH = 100
 
 FOLLOWED = {
     "README.md": "tests/contracts/test_tour.py",
-    "docs/tutorial/*.md": "tests/contracts/test_tutorial.py",
+    "docs/tutorial/tour.md": "tests/contracts/test_tour.py",
+    "docs/tutorial/your-first-sandbox.md": "tests/contracts/test_tutorial.py",
     "docs/how-to/*.md": "tests/contracts/test_how_to.py",
     "docs/reference/cli.md": "tests/rpc/cli/test_usage.py",
 }
@@ -110,15 +111,15 @@ def test_links_by_reference_are_defined_and_used(document: str) -> None:
 
 
 def commands() -> list[str]:
-    """Every `sandkeep` command in the blocks of the README, as words after the first."""
+    """Every `sandkeep` command in the blocks of the README and the tour, as words after the first."""
     found = []
-    for line in "".join(blocks("README.md", "sh")).splitlines():
+    for line in "".join(blocks("README.md", "sh") + blocks("docs/tutorial/tour.md", "sh")).splitlines():
         found += [words.strip() for words in re.findall(r"\bsandkeep ([^|)&#]*)", line)]
     return found
 
 
 @pytest.mark.parametrize("words", commands())
-def test_every_command_in_the_readme_is_one(words: str) -> None:
+def test_every_command_of_the_first_steps_is_one(words: str) -> None:
     names = [word for word in shlex.split(words.split(" -- ")[0]) if word]
     command: click.Command | None = sandkeep
     context = click.Context(sandkeep)

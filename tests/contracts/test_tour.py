@@ -1,4 +1,4 @@
-"""The README's quickstart, its two-minute tour and its Python, run as they stand there."""
+"""The README's quickstart and its Python, and the two-minute tour, run as they stand there."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ def test_the_quickstart_and_the_tour(new_daemon: Any, tmp_path: Path) -> None:
     (tmp_path / "project" / "file").write_text("of the project\n")
     place = new_daemon()
     env = {**place.env, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
-    script = "set -eu\n" + "".join(blocks("README.md", "sh"))
+    script = "set -eu\n" + "".join(blocks("README.md", "sh") + blocks("docs/tutorial/tour.md", "sh"))
     done = subprocess.run(
         ["bash", "-c", script], cwd=tmp_path / "project", env=env, capture_output=True, text=True, timeout=patient(100)
     )
