@@ -7,7 +7,7 @@ has to exist; and it comes from whoever writes to the bucket, so it is checked f
 
 import os
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Final
@@ -19,7 +19,7 @@ from sandkeep.system.descriptors import write_all
 from sandkeep_store.archives.stores.open import open_store
 from sandkeep_store.archives.tar.inspect import CheckedArchive
 from sandkeep_store.archives.tar.members import TOP, Member, corrupt, is_too_long, shown
-from sandkeep_store.archives.trees.pack import PackedArchive, write
+from sandkeep_store.archives.trees.pack import PackedArchive, archive_writer, write
 from sandkeep_store.archives.trees.read import Remarks
 from sandkeep_store.archives.trees.tree import Source
 from sandkeep_store.buckets.config import Place, Root
@@ -29,7 +29,7 @@ from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.snapshots import PackedFiles, PackRequest
 from sandkeepd.host.cgroups.pause import Pause
-from sandkeepd.host.threads import Meter, run_in_thread
+from sandkeepd.host.threads import Meter, in_long_thread, run_in_thread
 from sandkeepd.host.unnamed_file import unnamed_file
 from sandkeepd.providers.common.packing import CODECS, packed_files
 from sandkeepd.providers.common.streamed_files import LIMITS, MOST_BYTES, receive
@@ -141,18 +141,19 @@ async def unpack(
     store's errors.
     """
     is_workspace = place.path.rpartition("/")[2].startswith(f"{SNAPSHOT}_")
-    archive = await run_in_thread(partial(_fetch, place), progress, f"reading {place}")
-    try:
-        tops = [b""] if is_workspace else await run_in_thread(partial(_tops, archive), progress, "looking through it")
-        for top in tops:
-            with unnamed_file(state_dir) as part:
-                await run_in_thread(partial(_take_out, archive, top, part), progress, "unpacking the files")
-                path = f"/{os.fsdecode(top)}" if top else workspace
-                async with files.receive(sandbox_id, path, form="contents") as incoming:
-                    await in_abandoned_thread(_send, part, incoming.take_data())
-                    await incoming.commit(meta)
-    finally:
-        os.close(archive)
+    with ExitStack() as opened:
+        archive = await run_in_thread(partial(_fetch, place), progress, f"reading {place}")
+        opened.callback(os.close, archive)
+        looking = partial(_examine, archive, is_workspace=is_workspace)
+        checked, tops = await run_in_thread(looking, progress, "looking through it")
+        parts = {top: opened.enter_context(unnamed_file(state_dir)) for top in tops}
+        await progress("unpacking the files")
+        await in_long_thread(_split, checked, parts)
+        for top, part in parts.items():
+            path = f"/{os.fsdecode(top)}" if top else workspace
+            async with files.receive(sandbox_id, path, form="contents") as incoming:
+                await in_abandoned_thread(_send, part, incoming.take_data())
+                await incoming.commit(meta)
 
 
 def _fetch(place: Place, moved: Meter) -> int:
@@ -163,11 +164,15 @@ def _fetch(place: Place, moved: Meter) -> int:
     return fetched(store, place, size, moved)
 
 
-def _tops(archive: int, moved: Meter) -> list[bytes]:
-    """Return the directories at the top of an archive that hold more than directories. Raises `snapshot_corrupt`."""
+def _examine(archive: int, moved: Meter, *, is_workspace: bool) -> tuple[CheckedArchive, list[bytes]]:
+    """Return an archive to be read, and the directories at its top that hold more than directories: of a workspace,
+    itself. Raises `snapshot_corrupt`.
+    """
     os.lseek(archive, 0, os.SEEK_SET)
-    tops: dict[bytes, None] = {}
-    for member in CheckedArchive(archive, LIMITS, moved=moved, without_device=_ignore):
+    first, tops = CheckedArchive(archive, LIMITS, moved=moved, without_device=_ignore), dict[bytes, None]()
+    if is_workspace:
+        return first, [b""]  # nothing goes to the sandbox before it was read to its end
+    for member in first:
         if member.name.startswith(_FOREIGN) or member.kind == "directory":
             continue
         top = _top_of(member.name)
@@ -177,7 +182,11 @@ def _tops(archive: int, moved: Meter) -> list[bytes]:
         tops[top] = None
         if len(tops) > _MAX_TOPS:
             raise corrupt(f"has more than {_MAX_TOPS} directories at its top", member.name)
-    return list(tops)
+    return first.reread(), [top for top in tops if top == _first_of(top) or _first_of(top) not in tops]
+
+
+def _first_of(name: bytes) -> bytes:
+    return name.partition(b"/")[0]
 
 
 def _top_of(name: bytes) -> bytes:
@@ -189,36 +198,26 @@ def _ignore(name: bytes) -> None:
     """Leave out a device: the archives of `runsc` have them for files of the image that were deleted."""
 
 
-class _Part:
-    """The members of an archive below a directory, with names from there on. Set-up files of others are left out."""
-
-    def __init__(self, archive: CheckedArchive, top: bytes) -> None:
-        self._archive = archive
-        self._above = top + b"/" if top else b""
-
-    def __iter__(self) -> Iterator[Member]:
-        for member in self._archive:
-            if not member.name.startswith(self._above) or member.name.startswith(_FOREIGN):
-                continue
-            if member.name == TOP:
+def _split(archive: CheckedArchive, parts: Mapping[bytes, int]) -> None:
+    """Write the members below each directory to an archive of their own, in an open file, with names from there on.
+    Set-up files of others are left out.
+    """
+    with ExitStack() as opened:
+        writers = {top: opened.enter_context(archive_writer(part, "none")) for top, part in parts.items()}
+        for member in archive:
+            names = (b"", _top_of(member.name), _first_of(member.name))
+            top = next((name for name in names if name in writers), None)
+            if top is None or member.name in (TOP, top) or member.name.startswith(_FOREIGN):
                 continue  # the directory is there, and keeps its mode
-            member.name = member.name.removeprefix(self._above)
+            above = top + b"/" if top else b""
+            member.name = member.name.removeprefix(above)
             if member.kind == "hard link":
-                if not member.target.startswith(self._above):
+                if not member.target.startswith(above):
                     raise corrupt(f"has a link {shown(member.name)} to another directory at its top", member.name)
-                member.target = member.target.removeprefix(self._above)
-            yield member
-
-    def data(self) -> Iterator[memoryview]:
-        """See `Source`."""
-        return self._archive.data()
-
-
-def _take_out(archive: int, top: bytes, into: int, moved: Meter) -> None:
-    os.lseek(archive, 0, os.SEEK_SET)
-    source = _Part(CheckedArchive(archive, LIMITS, without_device=_ignore), top)
-    write(source, into, "none", Remarks(), moved=moved)
-    os.lseek(into, 0, os.SEEK_SET)
+                member.target = member.target.removeprefix(above)
+            writers[top].put(member, archive.data())
+    for part in parts.values():
+        os.lseek(part, 0, os.SEEK_SET)
 
 
 def _send(source: int, pipe: int) -> None:

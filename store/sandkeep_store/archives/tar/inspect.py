@@ -79,7 +79,10 @@ class CheckedArchive:
 
     def reread(self) -> "CheckedArchive":
         """The same archive to be read once more, and refused if it is not the same any more."""
-        return CheckedArchive(self._archive, self._limits, layer=self._layer, moved=self._moved, before=self)
+        return CheckedArchive(
+            self._archive, self._limits, layer=self._layer, moved=self._moved, before=self,
+            without_device=self._without_device,
+        )  # fmt: skip
 
     def to_end(self) -> "CheckedArchive":
         """Read all of it. Raises as `inspect` does."""
