@@ -42,7 +42,7 @@ class Cluster:
     """Daemons that share a place. The first has an image."""
 
     def __init__(
-        self, make: Callable[[], RunningDaemon], count: int, settings: Mapping[str, str], source: Path,
+        self, make: Callable[[], RunningDaemon], count: int, settings: Mapping[str, str], source: Path | str,
         provider: str = "local",
     ) -> None:  # fmt: skip
         self.daemons = [make() for _ in range(count)]

@@ -91,6 +91,10 @@ class Snapshotting(Protocol):
         """Return the directory in which all files are that a sandbox can have changed, if there is one."""
         return None
 
+    async def require_packable(self, plan: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """Raise `not_supported` if the files of a sandbox of this plan cannot be packed. No effect."""
+        return
+
     async def pack(self, source: Source, request: PackRequest, progress: Progress) -> PackedFiles:
         """Pack the files as they are at one moment. On any error, cancellation included, nothing is left of the pack,
         and the sandbox goes on. Raises `not_ready` when the files are gone, `storage_unavailable`.

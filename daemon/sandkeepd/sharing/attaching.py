@@ -122,7 +122,8 @@ class Attachment:
             gcs_sandbox_id=name, enable_handoff=command.enable_handoff,
             enable_checkpoint_at_idle=command.enable_checkpoint_at_idle, created_at=rfc3339(now_us()),
         )  # fmt: skip
-        saves_memory = self._require_savable(provider, movable=sharing.is_movable or command.enable_checkpoint)
+        is_saved = sharing.is_movable or command.enable_checkpoint
+        saves_memory = self._require_savable(provider, movable=is_saved)
         told = await self._images.describe(request, image, archive=saves_memory)
         with self._sandboxes.reservations.one(request, name, spec) as sandbox_id:
             token = command.sandbox_token or token_of(core.log.command_key, sandbox_id)
@@ -133,7 +134,7 @@ class Attachment:
                 if found is not None and not found.is_removed:
                     message = f"another daemon has just made the shared sandbox {name!r}: attach to it"
                     raise StateError("conflict", message, gcs_sandbox_id=name)
-                await self._begin(request, image, provider, sandbox_id, spec, told)
+                await self._begin(request, image, provider, sandbox_id, spec, told, is_saved=is_saved)
         return await self._made(sandbox_id, token, "requested")
 
     def _require_savable(self, provider: Provider, *, movable: bool) -> bool:
@@ -149,7 +150,7 @@ class Attachment:
 
     async def _begin(
         self, request: Request[SandboxCreate], image: ImageState, provider: Provider, sandbox_id: str,
-        spec: SandboxSpec, told: SharedImage,
+        spec: SandboxSpec, told: SharedImage, *, is_saved: bool,
     ) -> None:  # fmt: skip
         secrets = request.params.secrets
         new = self._sandboxes.reservations.intent(
@@ -159,6 +160,8 @@ class Attachment:
         why = provider.checkpoints.why_no_checkpoint(plan) if told.path is not None and provider.checkpoints else None
         if why is not None:
             raise SetupError("not_supported", f"it could not be handed over: {why}")
+        if is_saved and provider.checkpoints is None:
+            await snapshotting(provider).require_packable(plan)
         with self._holds.held(image.image_id):
             await self._sandboxes.creation.begin(new, request.meta, request, Maker(secrets))
 
