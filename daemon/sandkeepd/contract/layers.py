@@ -34,10 +34,12 @@ from typing import Any, Protocol
 
 from msgspec import Struct, field
 
+from sandkeep.model import SandboxSpec
 from sandkeep_store.archives.tar.limits import Limits
 from sandkeep_store.archives.trees.tree import Overlay
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.images import ImportedImage
+from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.snapshots import Source
 
 
@@ -88,6 +90,9 @@ class Layering(Protocol):
     no_forks: str | None
     """The reason why a sandbox's changed files cannot be kept so, or None."""
 
+    fills_workspaces: bool = False
+    """True if `create_filled` may work. Then a sandbox needs its image, too."""
+
     async def freeze(self, name: str, source: Source) -> CopiedChanges:
         """Keep a copy of a sandbox's changed files, as they are at one moment. The sandbox goes on. On any error
         nothing is left of the copy.
@@ -118,6 +123,23 @@ class Layering(Protocol):
     async def has_own_image(self, plan: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Return True if a sandbox of this plan can begin without its kept files, with an image of the same ones."""
         return False
+
+    async def create_filled(
+        self,
+        sandbox_id: str,
+        image_id: str,
+        spec: SandboxSpec,
+        secrets: Mapping[str, str],
+        plan: dict[str, Any],
+        archive: KeptArchive,
+        progress: Progress,
+    ) -> Instance | None:
+        """Create a sandbox as `Provider.create` does, with the files of an archive that no other sandbox is to begin
+        with: they are not kept under the name that the plan has. On any error nothing is left of it. Return None, and
+        make nothing, where they have to be kept, or are. Raises `snapshot_corrupt`, `storage_unavailable`.
+        """
+        assert not self.fills_workspaces, (sandbox_id, image_id, spec, secrets, plan, archive, progress)
+        return None
 
     def needs_image(self, files: Mapping[str, Any]) -> bool:
         """Return True if some of these files are the image's."""

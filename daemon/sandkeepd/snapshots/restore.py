@@ -5,7 +5,8 @@ they are stacked, the last of them above an image if need be. An archive is insp
 before a byte is unpacked, even if its digest is right.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.instance import Instance
-from sandkeepd.contract.layers import Layering
+from sandkeepd.contract.layers import KeptArchive, Layering
 from sandkeepd.contract.provider import Provider
 from sandkeepd.contract.replacement import Replacing
 from sandkeepd.core import rules
@@ -57,9 +58,15 @@ class Unpacking:
                     await self._fill(provider, each, progress)
 
     async def _fill(self, provider: Layering, snapshot: SnapshotState, progress: Progress) -> None:
+        async with self.opened(snapshot, progress) as archive:
+            await provider.fill(snapshot.snapshot_id, archive, progress)
+
+    @asynccontextmanager
+    async def opened(self, snapshot: SnapshotState, progress: Progress) -> AsyncIterator[KeptArchive]:
+        """Open the archive of a snapshot, for the length of a block."""
         async with self._archives.opened(snapshot, progress) as archive:
             failpoints.reach("restore.opened")
-            await provider.fill(snapshot.snapshot_id, archive_of(self._core.state, snapshot, archive), progress)
+            yield archive_of(self._core.state, snapshot, archive)
 
 
 class FromSnapshot(Maker):
@@ -75,15 +82,28 @@ class FromSnapshot(Maker):
 
     async def make(self, provider: Provider, sandbox: SandboxState) -> Instance:
         """See `Maker.make`. A provider that has an image of the same files needs no archive, unless it is gone."""
-        if await layering(provider).has_own_image(sandbox.requested.plan):
+        layers, asked = layering(provider), sandbox.requested
+        if is_filled(layers, self._snapshot, asked.spec):
+            async with self._unpacking.opened(self._snapshot, self._progress) as archive:
+                made = await layers.create_filled(
+                    sandbox.sandbox_id, asked.image_id, asked.spec, self.secrets, asked.plan, archive, self._progress
+                )
+            if made is not None:
+                return made
+        if await layers.has_own_image(asked.plan):
             try:
                 return await super().make(provider, sandbox)
             except CallerError as error:
                 if error.code != "not_found":
                     raise
                 await self._progress(f"using the archive: {error.message}")
-        await self._unpacking.unpack(self._snapshot, sandbox.requested.provider, self._progress)
+        await self._unpacking.unpack(self._snapshot, asked.provider, self._progress)
         return await super().make(provider, sandbox)
+
+
+def is_filled(layers: Layering, snapshot: SnapshotState, spec: SandboxSpec) -> bool:
+    """Return True if the files of a snapshot are for one sandbox alone: the one that brings back a session."""
+    return layers.fills_workspaces and snapshot.is_part and spec.session_id is not None
 
 
 class Restores:
@@ -155,7 +175,8 @@ class Restores:
         image_id = snapshot.requested.image_id or snapshot.snapshot_id
         return self._reservations.intent(
             sandbox_id, provider, image_id, spec, request.caller, request.params.secrets,
-            lambda plan: {**plan, **files}, needs_image=layers.needs_image(files),
+            lambda plan: {**plan, **files},
+            needs_image=layers.needs_image(files) or is_filled(layers, snapshot, spec),
             **{"restored_from": snapshot.snapshot_id, **facts},
         )  # fmt: skip
 

@@ -11,9 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import trio
 
 from sandkeep import failpoints
-from sandkeep.errors import SandkeepError, SetupError
+from sandkeep.errors import CallerError, SandkeepError, SetupError
+from sandkeep.model import SandboxSpec
+from sandkeep_store.archives.tar.inspect import CheckedArchive
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.images import ImportedImage
 from sandkeepd.contract.layers import CopiedChanges, KeptArchive, Layering, WorkspaceRoots
@@ -23,10 +26,13 @@ from sandkeepd.host.threads import in_long_thread, run_in_thread
 from sandkeepd.host.undo import undo_on_error
 from sandkeepd.host.unnamed_file import unnamed_file
 from sandkeepd.providers.common.views import open_merged
+from sandkeepd.providers.docker import filling, trees, workspace
 from sandkeepd.providers.docker import images as docker_images
 from sandkeepd.providers.docker import layers as docker_layers
-from sandkeepd.providers.docker import workspace
+from sandkeepd.providers.docker import start as docker_start
+from sandkeepd.providers.docker.container import Job, labels
 from sandkeepd.providers.docker.images import untag
+from sandkeepd.providers.docker.instance import DockerInstance
 from sandkeepd.providers.docker.layers import Layer
 from sandkeepd.providers.docker.pack import as_layer
 from sandkeepd.providers.docker.plan import Plan
@@ -40,6 +46,7 @@ class DockerLayers(Layering):
     """The layers of a provider's log in its engine."""
 
     no_forks: str | None = None
+    fills_workspaces = True
 
     def __init__(self, provider: "DockerProvider", snapshots: DockerSnapshots) -> None:
         self._provider = provider
@@ -106,12 +113,76 @@ class DockerLayers(Layering):
     async def workspace(self, plan: Mapping[str, Any], image_id: str) -> WorkspaceRoots:
         """See `Layering.workspace`. A workspace that no layer has is an empty directory of one."""
         planned = msgspec.convert(plan, Plan)
-        layers = await self._snapshots.files_of_image(planned.image or docker_images.tag(image_id))
+        try:
+            layers = await self._snapshots.files_of_image(planned.image or docker_images.tag(image_id))
+        except CallerError as error:
+            filled = await self._filled(planned) if error.code == "not_found" else None
+            if filled is None:
+                raise
+            return WorkspaceRoots(roots=[filled], overlay="trusted")
         roots = await self._provider.in_thread(workspace.lowers, layers, planned.workspace)
         if roots is None:
             message = f"the workspace {planned.workspace} of its image is behind a link: its files cannot be compared"
             raise SetupError("not_supported", message)
         return WorkspaceRoots(roots=roots or [self._provider.layout.empty()], overlay="trusted")
+
+    async def _filled(self, plan: Plan) -> str | None:
+        """Return the directory of the files that the workspace of this plan was filled with, if that is so."""
+        root, volume = await self._snapshots.data_root(), plan.workspace_volume
+        if root is None or volume is None:
+            return None
+        directory = workspace.filled(workspace.mountpoint_of(root, volume.source))
+        return directory if await trio.Path(directory).is_dir() else None
+
+    async def create_filled(
+        self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any],
+        archive: KeptArchive, progress: Progress,
+    ) -> DockerInstance | None:  # fmt: skip
+        """See `Layering.create_filled`, and `filling`."""
+        provider, root = self._provider, await self._snapshots.data_root()
+        job = provider.job(sandbox_id, spec, secrets, {**plan, "image": docker_images.tag(image_id)})
+        if root is None or trees.paths(archive.only) != [filling.place_of(job.plan)]:
+            return None
+        if await self.has_layer(job.plan.kept[0]):
+            return None
+        size = os.fstat(archive.descriptor).st_size
+        checking = partial(filling.verified, archive, job.plan)
+        checked = await run_in_thread(checking, progress, "verifying the files", total_bytes=size)
+        if checked is None:
+            return None
+        marks = labels(sandbox_id, job.plan.owner, job.log_id)
+        async with provider.creating(sandbox_id, plan):
+            target = await self._engine.call(
+                lambda client: workspace.create_to_fill(client, job.plan, marks, root)
+            )  # fmt: skip
+            if target is None:
+                return None
+            await progress("unpacking the files")
+            container_id = await self._make_and_fill(job, checked, target)
+            return await provider.start(job, secrets, partial(docker_start.start_filled, container_id=container_id))
+
+    async def _make_and_fill(self, job: Job, archive: CheckedArchive, target: str) -> str:
+        """Fill the workspace while the engine makes the container, which takes as long; return the container's id."""
+        await self._provider.in_thread(docker_start.make_directories, job)
+        made, errors = list[str](), list[Exception]()
+
+        async def make() -> None:
+            try:
+                with trio.CancelScope(shield=True):  # as in a start: one that is left cannot be undone
+                    made.append(await self._engine.call(partial(docker_start.make, job=job, overlay=True)))
+            except Exception as error:  # noqa: BLE001 - raised below, where the nursery does not wrap it up
+                errors.append(error)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(make)
+            try:
+                await in_long_thread(filling.fill, archive, job.plan, target)
+                failpoints.reach("session.filled")
+            except Exception as error:  # noqa: BLE001 - as above
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return made[0]
 
     async def promote(
         self, image_id: str, files: Mapping[str, Any], beneath: str | None, progress: Progress

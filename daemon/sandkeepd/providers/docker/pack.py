@@ -100,7 +100,10 @@ class Packer:
             parent = request.parent_catalogue if request is not None else None
             before = None if parent is None else load(parent)
             changed = ChangedFiles(parts if before is not None else [], root, opened)
-            source = ContainerTree(files, root, self._state_dir, as_layer=True) if before is None else changed
+            whole = ContainerTree(
+                files, root, self._state_dir, as_layer=True, from_start=request is not None and request.over == "start"
+            )  # fmt: skip
+            source = whole if before is None else changed
             with _frozen(container) as pause:
                 failpoints.reach(failpoint)
                 if request is not None:

@@ -115,11 +115,17 @@ class DockerProvider(KeeperProvider[DockerInstance]):
     async def create(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]
     ) -> DockerInstance:
+        async with self.creating(sandbox_id, plan):
+            await self._make_disk(sandbox_id, plan)
+            return await self.start(self.job(sandbox_id, spec, secrets, plan), secrets, docker_start.start)
+
+    @asynccontextmanager
+    async def creating(self, sandbox_id: str, plan: dict[str, Any]) -> AsyncIterator[None]:
+        """Make a container for the length of a block; on any error nothing is left of it."""
         await self.follow_engine()
         self.layout.prepare()
         async with undo_on_error(self._remove_remains, sandbox_id, plan):
-            await self._make_disk(sandbox_id, plan)
-            return await self.start(self.job(sandbox_id, spec, secrets, plan), secrets, docker_start.start)
+            yield
 
     async def _make_disk(self, sandbox_id: str, plan: dict[str, Any]) -> None:
         """Make the disk of a sandbox that is to have one. Raises `not_supported`, and `storage_unavailable`."""

@@ -60,6 +60,12 @@ class DockerSnapshots(Snapshotting):
         has_others = len(handle["written"]) > len(("its own layer", "its workspace"))
         return None if has_others else planned.workspace
 
+    async def require_packable(self, plan: Mapping[str, Any]) -> None:
+        why = await self._why_unreadable()
+        if why is not None:
+            raise SetupError("not_supported", why)
+        trees.require_own_workspace(msgspec.convert(dict(plan), Plan))
+
     async def pack(self, source: Source, request: PackRequest, progress: Progress) -> PackedFiles:
         files = await self.files_of(source)
         beneath = await self.files_of_image(files.image) if request.over == "nothing" else []
@@ -75,9 +81,7 @@ class DockerSnapshots(Snapshotting):
 
     async def files_of(self, source: Source) -> ContainerFiles:
         """Return the files of a container. Raises `not_supported` where they cannot be read, and `not_ready`."""
-        why = await self._why_unreadable()
-        if why is not None:
-            raise SetupError("not_supported", why)
+        await self.require_packable(source.plan)
         plan, container_id = msgspec.convert(source.plan, Plan), source.handle["container_id"]
         find = partial(trees.find, container_id=container_id, sandbox_id=source.sandbox_id, plan=plan)
         return await self._provider.docker.call(find)

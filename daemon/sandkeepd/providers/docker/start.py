@@ -142,14 +142,31 @@ def _give_to_user(job: Job) -> None:
 
 def start(client: Client, job: Job) -> Handle:
     """Make and start the container; return its handle. Converts the engine's errors into ours."""
+    upper = _overlay_workspace(client, job)
+    container_id = make(client, job, overlay=upper is not None)
+    if upper is None:
+        _give_workspace(client, job.plan)
+    return _begin_new(client, container_id, job)
+
+
+def make(client: Client, job: Job, *, overlay: bool) -> str:
+    """Make the container, and return its id. `overlay` says what its workspace is, at its start at the latest."""
     _require_network(client, job.plan)
     filtered = job.plan.seccomp != "unconfined"
     argv = keeper(job.plan, counted=filtered and inotify.can_count())
-    profile, upper = _profile(job.plan.seccomp), _overlay_workspace(client, job)
-    container_id = _create(client, job, configuration(job, argv, profile, overlay=upper is not None))
+    container_id = _create(client, job, configuration(job, argv, _profile(job.plan.seccomp), overlay=overlay))
     failpoints.reach("docker.created")
-    if upper is None:
-        _give_workspace(client, job.plan)
+    return container_id
+
+
+def start_filled(client: Client, job: Job, container_id: str) -> Handle:
+    """Start a container that was made, whose workspace was filled; return its handle."""
+    if _overlay_workspace(client, job) is None:
+        raise ProviderError("provider_unavailable", "the engine keeps the workspace elsewhere than it said: try again")
+    return _begin_new(client, container_id, job)
+
+
+def _begin_new(client: Client, container_id: str, job: Job) -> Handle:
     handle = _begin(client, container_id, job)
     if handle.name == job.plan.name:
         return handle

@@ -38,12 +38,13 @@ _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 class OwnVolume(Struct, frozen=True, kw_only=True):
     """A volume that a container sees at `place`, a path without a slash before it. The directory `source` of the host
-    has its files; of an overlay, its changes, which hide parts of `lowers`.
+    has its files; of an overlay, its changes, which hide parts of `lowers`. `over_image`: these are the image's.
     """
 
     place: bytes
     source: str
     lowers: list[str] = field(default_factory=list)
+    over_image: bool = False
 
 
 class ContainerFiles(Struct, frozen=True, kw_only=True):
@@ -64,13 +65,12 @@ def find(client: Client, container_id: str, sandbox_id: str, plan: Plan) -> Cont
         message = f"the container of sandbox {sandbox_id} was removed, and its files with it"
         raise StateError("not_ready", message, sandbox_id=sandbox_id)
     layers = layers_of(found)
-    _require_own_workspace(plan)
     return ContainerFiles(
         image=found["Image"], upper=layers[0], lowers=layers[1:], volumes=_volumes(found["Mounts"], plan, layers[1:])
     )
 
 
-def _require_own_workspace(plan: Plan) -> None:
+def require_own_workspace(plan: Plan) -> None:
     """Raise `not_supported` where a copy of its workspace could not be a copy's own."""
     if plan.workspace_volume is None:
         why = "is in memory, and is lost when it ends"
@@ -137,15 +137,18 @@ def _volume(target: str, mountpoint: str, image: Sequence[str]) -> OwnVolume:
     place, source = os.fsencode(target.strip("/")), workspace.written(mountpoint)
     if source == mountpoint:
         return OwnVolume(place=place, source=source)
-    lowers = workspace.lowers(image, target) or [f"{os.path.dirname(source)}/{workspace.EMPTY}"]
-    return OwnVolume(place=place, source=source, lowers=lowers)
+    lowers = workspace.lowers_at(mountpoint, image, target) or [f"{os.path.dirname(source)}/{workspace.EMPTY}"]
+    return OwnVolume(
+        place=place, source=source, lowers=lowers, over_image=lowers != [workspace.filled(mountpoint)]
+    )  # fmt: skip
 
 
 class ContainerTree:
     """The files of a container as a source of members: all, or with `as_layer` the difference from its image.
 
     `shown` is the container's root as an open directory, without its volumes. A layer holds the changes of a volume
-    that is an overlay; of another all files, and a mark that the image's files there are hidden.
+    that is an overlay of the image's files; of another all files, and a mark that the image's files there are hidden.
+    With `from_start` it is the difference from the files that the container began with.
     """
 
     def __init__(
@@ -157,6 +160,7 @@ class ContainerTree:
         include: Sequence[bytes] = (),
         exclude: Sequence[bytes] = (),
         as_layer: bool = False,
+        from_start: bool = False,
     ) -> None:
         self.remarks = Remarks()
         self._files = files
@@ -165,6 +169,7 @@ class ContainerTree:
         self._exclude = exclude
         self._state_dir = state_dir
         self._as_layer = as_layer
+        self._from_start = from_start
         self._tree: Tree | None = None
         self._directories: set[bytes] = set()
 
@@ -212,12 +217,13 @@ class ContainerTree:
             if name != place and name not in self._directories:
                 self._directories.add(name)
                 yield directory_member(name, os.fstat(directory))
-        roots = [volume.source] if self._as_layer else [volume.source, *volume.lowers]
+        changes = volume.over_image or (self._from_start and bool(volume.lowers))
+        roots = [volume.source] if self._as_layer and changes else [volume.source, *volume.lowers]
         top = open_merged(roots, self._state_dir)
         opened.callback(os.close, top)
         for member in self._of_tree(top, include, exclude, lambda name: place if name == TOP else place + b"/" + name):
             yield member
-            if member.name == place and self._as_layer and not volume.lowers:
+            if member.name == place and self._as_layer and not changes:
                 yield Member(name=whiteouts.opaque(place), kind="file", mtime_ns=member.mtime_ns)
 
 

@@ -8,6 +8,7 @@ workspace in the image's layers, as the engine keeps them; the upper one lies be
                           upper    the changes of the sandbox
                           work     the kernel's
                           empty    the lower directory, if the image has no files there
+                          filled   the lower directory of a session that was brought back: the files of its snapshot
 
 The mount is the host's, not the daemon's, and outlives it; the container has a mount of its own of the same files, and
 does not notice when the engine is restarted, which unmounts the one at the volume's directory. The daemon mounts it
@@ -37,6 +38,7 @@ from sandkeepd.providers.docker.plan import Plan
 UPPER: Final = "upper"
 WORK: Final = "work"
 EMPTY: Final = "empty"
+FILLED: Final = "filled"
 
 _DATA: Final = "_data"
 _MOST_OPTIONS: Final = 4000
@@ -56,12 +58,12 @@ def create(
     volume = plan.workspace_volume
     if volume is None or not volume.own:
         return None
-    beneath = lowers(layers, plan.workspace)
+    mountpoint = mountpoint_of(data_root, volume.source)
+    beneath = lowers_at(mountpoint, layers, plan.workspace)
     if beneath is None or (beneath and not plan.writable and not volume.read_only):
         return None  # a change of the owner of its files would copy all of them
-    mountpoint = f"{data_root}/volumes/{volume.source}/{_DATA}"
     options = _options(mountpoint, beneath)
-    if len(options) > _MOST_OPTIONS or _AMBIGUOUS.intersection(data_root):
+    if not _is_mountable(options, data_root):
         return None
     made = client.create_volume(volume.source, "local", labels=dict(marks))
     if made["Mountpoint"] != mountpoint or made.get("Options"):
@@ -77,6 +79,32 @@ def create(
     return upper
 
 
+def _is_mountable(options: str, data_root: str) -> bool:
+    return len(options) <= _MOST_OPTIONS and not _AMBIGUOUS.intersection(data_root)
+
+
+def mountpoint_of(data_root: str, volume: str) -> str:
+    """Return the directory of a volume."""
+    return f"{data_root}/volumes/{volume}/{_DATA}"
+
+
+def create_to_fill(client: Client, plan: Plan, marks: Mapping[str, str], data_root: str) -> str | None:
+    """Create the volume of a workspace, for files instead of its image's. Return the directory for these; None, and no
+    effect, where the workspace could not be an overlay of them.
+    """
+    volume = plan.workspace_volume
+    if volume is None or not volume.own or plan.own_disk or not plan.writable:
+        return None
+    mountpoint = mountpoint_of(data_root, volume.source)
+    if not _is_mountable(_options(mountpoint, [filled(mountpoint)]), data_root):
+        return None
+    made = client.create_volume(volume.source, "local", labels=dict(marks))
+    if made["Mountpoint"] != mountpoint or made.get("Options"):
+        client.remove_volume(volume.source)
+        return None
+    return filled(mountpoint)
+
+
 def is_overlay(mountpoint: str) -> bool:
     """Return True if a volume is an overlay, mounted or not."""
     return os.path.isdir(_beside(mountpoint, UPPER))
@@ -86,7 +114,7 @@ def mount(mountpoint: str, layers: Sequence[str], workspace: str, writer: int | 
     """Mount a workspace whose container does not run, unless it is mounted: a restart of the machine, or of the engine,
     unmounts it. Raises `provider_unavailable`.
     """
-    _mount(mountpoint, _options(mountpoint, lowers(layers, workspace)), writer)
+    _mount(mountpoint, _options(mountpoint, lowers_at(mountpoint, layers, workspace)), writer)
 
 
 def require_seen(mountpoint: str, pid: int, target: str) -> None:
@@ -144,6 +172,17 @@ def _beside(mountpoint: str, name: str) -> str:
 def written(mountpoint: str) -> str:
     """Return the directory with the files that are written to a volume: of an overlay its upper one."""
     return _beside(mountpoint, UPPER) if is_overlay(mountpoint) else mountpoint
+
+
+def filled(mountpoint: str) -> str:
+    """Return the directory of the files that a workspace begins with instead of its image's. Most have none."""
+    return _beside(mountpoint, FILLED)
+
+
+def lowers_at(mountpoint: str, layers: Sequence[str], workspace: str) -> list[str] | None:
+    """Return the lower directories of the overlay at a volume's directory: those of `lowers`, unless it was filled."""
+    directory = filled(mountpoint)
+    return [directory] if os.path.isdir(directory) else lowers(layers, workspace)
 
 
 def lowers(layers: Sequence[str], workspace: str) -> list[str] | None:
