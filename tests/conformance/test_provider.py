@@ -5,7 +5,6 @@ import os
 import secrets as random
 import signal
 import stat
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 import pytest
 import trio
 from tests.conformance.conftest import KUBERNETES, World, directory, no_progress, run, sh, start
+from tests.support import template
 from tests.support.expect import DEADLINE_S, until_async
 from tests.support.patience import patient
 
@@ -606,11 +606,11 @@ async def test_a_cancelled_create_leaves_nothing(world: World) -> None:
 
 async def test_adopting_goes_on_where_it_was(world: World) -> None:
     """Another process makes a sandbox and is killed; this one takes it over."""
-    child = subprocess.run(
+    child = template.run(
         [sys.executable, "-m", "tests.conformance.crashing_daemon", world.kind, str(world.state), world.image_id,
          world.log_id, json.dumps(world.details), json.dumps(world.files), world.socket or "", world.kubeconfig or "",
          msgspec.json.encode(world.account).decode()],
-        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2],
+        dict(os.environ), patient(120),
     )  # fmt: skip
     assert child.returncode == -9, child.stderr
     told = json.loads(child.stdout)

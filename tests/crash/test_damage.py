@@ -5,7 +5,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +13,8 @@ from pathlib import Path
 import pytest
 from tests.crash import damage
 from tests.crash.damage import Pristine
+from tests.support import template
+from tests.support.patience import patient
 from tests.support.soak import times
 
 from sandkeep import failpoints
@@ -108,7 +109,7 @@ def _kill(state_dir: str, step: str) -> int:
     """Repair, and die at that step. Answers how the repair ended."""
     command = [sys.executable, "-m", "sandkeep_store.main", "repair", "--yes", "--state-dir", state_dir]
     env = {**os.environ, failpoints.SETTING: step}
-    return subprocess.run(command, env=env, stdout=subprocess.DEVNULL, check=False).returncode
+    return template.run(command, env, patient(60)).returncode
 
 
 @pytest.mark.parametrize("step", STEPS)

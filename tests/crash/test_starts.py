@@ -1,22 +1,24 @@
 """Starts that meet trouble: many at one instant, and ends in the middle of taking over what runs."""
 
 import contextlib
+import fcntl
 import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from tests.conftest import RunningDaemon
 from tests.crash.story import Story, check, events_of
+from tests.support import template
 from tests.support.expect import until
 from tests.support.patience import patient
 from tests.support.soak import times
@@ -30,7 +32,7 @@ AT_ONCE, TURNS = 5, 100
 ROUNDS, ROUNDS_SOAK = 3, times(60)
 BOXES, PROCESSES = 8, 3
 DEATHS, DEATHS_SOAK = 12, times(300)
-LATEST_S = 0.5
+LATEST_S = 0.3
 """How long after its start a daemon may live: about as long as it takes until all is adopted."""
 
 
@@ -55,25 +57,25 @@ def start_many(daemon: RunningDaemon, rounds: int) -> None:
     """Begin daemons at one instant: on nothing, then each time on what the last left that was killed. One wins, and
     answers where it should; the others say why they do not, and harm nothing.
     """
+    gate = f"{daemon.root}/gate"
     for number in range(rounds):
         one_state = number % 2 == 0  # else each has its own, and all want the one socket
-        gate, opener = os.pipe()
-        racers = [begin(daemon, gate, "" if one_state or not racer else str(racer)) for racer in range(AT_ONCE)]
-        os.close(gate)
-        os.close(opener)  # which lets all of them go
+        with open(gate, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            racers = [begin(daemon, gate, "" if one_state or not racer else str(racer)) for racer in range(AT_ONCE)]
         (winner,) = until(lambda racers=racers: settled(racers))  # type: ignore[misc]
         with daemon.connect() as client:
-            assert client.daemon.status().pid == winner.pid
+            assert client.daemon.status().pid == winner.process.pid
         for racer in racers:
             if racer is not winner:
-                said = racer.communicate(timeout=patient(60))[1].decode()
-                assert racer.returncode == 1
+                said = racer.said()
+                assert racer.process.wait(patient(60)) == 1
                 assert "another daemon uses" in said or "already listening" in said, said
                 assert len(said.strip().splitlines()) == 1
         with daemon.connect() as client:  # also after they have cleared up
-            assert client.daemon.status().pid == winner.pid
-        winner.kill()
-        winner.communicate(timeout=patient(60))
+            assert client.daemon.status().pid == winner.process.pid
+        winner.process.send_signal(signal.SIGKILL)
+        winner.process.wait(patient(60))
         assert os.path.exists(daemon.socket)
     daemon.start()
     daemon.stop()
@@ -83,19 +85,32 @@ def start_many(daemon: RunningDaemon, rounds: int) -> None:
     assert rounds // 2 < len(started) <= rounds + 1
 
 
-def begin(daemon: RunningDaemon, gate: int, suffix: str) -> "subprocess.Popen[bytes]":
-    """A daemon that has imported what it needs, and goes on when the gate's other end is closed."""
-    code = f"import os, sandkeepd.main, sandkeepd.app.daemon; os.read({gate}, 1); sandkeepd.main.main()"
-    env = {**daemon.env, "SANDKEEP_STATE_DIR": daemon.state_dir + suffix, "SANDKEEP_LOG_LEVEL": "error"}
-    return subprocess.Popen(
-        [sys.executable, "-c", code], env=env, pass_fds=[gate], stderr=subprocess.PIPE, start_new_session=True
+@dataclass
+class Racer:
+    """A daemon that begins with others, and what it says."""
+
+    process: template.Forked
+    log: str
+
+    def said(self) -> str:
+        return Path(self.log).read_text()
+
+
+def begin(daemon: RunningDaemon, gate: str, suffix: str) -> Racer:
+    """A daemon that has imported what it needs, and goes on when nobody has the gate's lock for itself."""
+    code = (
+        f"import fcntl; gate = open({gate!r}); fcntl.flock(gate, fcntl.LOCK_SH); import sandkeepd.main as m; m.main()"
     )
+    env = {**daemon.env, "SANDKEEP_STATE_DIR": daemon.state_dir + suffix, "SANDKEEP_LOG_LEVEL": "error"}
+    with tempfile.NamedTemporaryFile(dir=daemon.root, prefix="racer-", delete=False) as log:
+        process = template.start([sys.executable, "-c", code], log.fileno(), log.fileno(), env)
+    return Racer(process, log.name)
 
 
-def settled(racers: "list[subprocess.Popen[bytes]]") -> "list[subprocess.Popen[bytes]]":
+def settled(racers: list[Racer]) -> list[Racer]:
     """The one that runs, once all others have ended."""
-    running = [racer for racer in racers if racer.poll() is None]
-    assert running, [racer.communicate()[1] for racer in racers]
+    running = [racer for racer in racers if racer.process.poll() is None]
+    assert running, [racer.said() for racer in racers]
     return running if len(running) == 1 else []
 
 
@@ -191,6 +206,6 @@ def image(story: Story, source: Path) -> str:
     return str(story.ask("image.create", str(source)).image_id)
 
 
-def spawn(daemon: RunningDaemon) -> "subprocess.Popen[bytes]":
+def spawn(daemon: RunningDaemon) -> template.Forked:
     with open(daemon.log, "ab") as log:
-        return subprocess.Popen(daemon.program, stdout=log, stderr=log, env=daemon.env, start_new_session=True)
+        return template.start(daemon.program, log.fileno(), log.fileno(), daemon.env)

@@ -25,6 +25,15 @@ FIXED_BY_EXEC = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG")
 """Variables that begin like this are read when a program is started, too soon for a fork."""
 
 
+SDKS = {
+    "DOCKER_HOST": ("docker", "requests"),
+    "KUBECONFIG": ("kubernetes",),
+    "SANDBOX_S3_ENDPOINT_URL": ("boto3.session", "sandkeep_store.buckets.s3_client"),
+    "STORAGE_EMULATOR_HOST": ("google.cloud.storage",),
+}
+"""What a setting has a program import. Of these no import begins a thread, or reads a variable that tests set."""
+
+
 class Forked:
     """A forked daemon, with what tests use of `subprocess.Popen`."""
 
@@ -145,20 +154,21 @@ def serve(control: socket.socket) -> list[str]:
         order, stdout, stderr, end = descriptors
         # The end of a child that is not on the list yet would be lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        with open(order, "rb") as file:
+            file.seek(0)
+            program, environ, directory = json.loads(file.read())
+        import_sdks(environ)
         pid = os.fork()
         if pid == 0:
             break
         ends[pid] = end
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-        for number in (order, stdout, stderr):
+        for number in (stdout, stderr):
             os.close(number)
         control.send(b"%d" % pid)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     os.setsid()
-    with open(order, "rb") as file:
-        file.seek(0)
-        program, environ, directory = json.loads(file.read())
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     for number in (stdout, stderr, end, *ends.values()):
@@ -168,6 +178,28 @@ def serve(control: socket.socket) -> list[str]:
     os.environ.update(environ)
     os.chdir(directory)
     return list(program)
+
+
+def import_sdks(environ: dict[str, str]) -> None:
+    """Import what programs with these settings import on first use: it takes longer than all else of their start."""
+    for setting in SDKS.keys() & environ.keys():
+        modules = SDKS.pop(setting)  # once
+        with contextlib.suppress(ImportError):
+            for module in modules:
+                importlib.import_module(module)
+            if "boto3.session" in modules:
+                _read_models()
+
+
+def _read_models() -> None:
+    """Read the SDK's models of S3, as for a client: it looks through the directories of four hundred services."""
+    from botocore.session import Session
+
+    from sandkeep_store.buckets import s3_client
+
+    session = Session()
+    session.register_component("data_loader", s3_client._models())
+    session.create_client("s3", "us-east-1", aws_access_key_id="none", aws_secret_access_key="none").close()
 
 
 def main() -> None:

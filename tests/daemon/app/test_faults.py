@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +13,9 @@ from typing import Any
 
 import pytest
 from tests.crash.story import environments, events_of
-from tests.support import disks
+from tests.support import disks, template
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 
 from sandkeep.errors import SandkeepError
 
@@ -111,11 +111,8 @@ def reads_go_on(client: Any, box: str) -> None:
 
 def sound(daemon: Any) -> None:
     """The daemon has stopped: everything is in order."""
-    done = subprocess.run(
-        [sys.executable, "-m", "sandkeep_store.main", "verify", "--state-dir", daemon.state_dir],
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "sandkeep_store.main", "verify", "--state-dir", daemon.state_dir]
+    done = template.run(command, daemon.env, patient(60))
     assert done.returncode == 0, done.stdout + done.stderr
 
 

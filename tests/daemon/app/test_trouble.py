@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
-from tests.support import disks
+from tests.support import disks, template
 from tests.support.expect import until
 from tests.support.patience import patient
 from tests.support.users import as_user, command_as
@@ -29,12 +29,11 @@ USER = 40_002
 def fails_to_start(root: str, **environment: str) -> str:
     """What a daemon that cannot start says; it ends with 1."""
     env = {**os.environ, "SANDKEEP_STATE_DIR": f"{root}/state", "SANDKEEP_SOCKET": f"{root}/sock", **environment}
-    done = subprocess.run(
-        [sys.executable, "-m", "sandkeepd.main"], env=env, capture_output=True, text=True, timeout=patient(30)
-    )
-    assert done.returncode == 1, done.stderr
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
+    done = template.run([sys.executable, "-m", "sandkeepd.main"], env, patient(30))
+    said = done.stderr.decode()
+    assert done.returncode == 1, said
+    lines = said.strip().splitlines()
+    assert len(lines) == 1, said
     assert lines[0].startswith("sandkeepd: ")
     return lines[0]
 
