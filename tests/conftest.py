@@ -39,7 +39,8 @@ NO_STATE_DIR = "/proc/sandkeep-tests-name-their-own"
 SHOWN_CHARACTERS = 8000
 """So much of the end of a daemon's log is shown with a failure."""
 
-hypothesis.settings.register_profile("sandkeep", deadline=None)  # how long an example takes is the machine's
+# How long an example takes, or its making, is the machine's.
+hypothesis.settings.register_profile("sandkeep", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("sandkeep")
 
 # -- engines ----------------------------------------------------------------------------------------------------------
