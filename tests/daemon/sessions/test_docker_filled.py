@@ -1,5 +1,6 @@
 """Sessions of containers that are brought back: their last files lie in their own volume, not in an image."""
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,8 @@ def test_they_are_there_once_the_container_is_started_again(client: Any, dockerd
     box = client.session.get("again").sandbox_id
     dockerd.ask("POST", "/containers/sandbox-again/kill")
     until(lambda: client.sandbox.get(box).status in ("lost", "failed"))
+    workspace = filled(dockerd, client, "again").parent / "_data"
+    subprocess.run(["umount", str(workspace)], check=True)  # as the engine does when it is started again
     client.sandbox.resume(box)
     assert sh(client, box, SHOW) == "mine\nmore\nstays\nimage\nmine\n"
     client.session.close("again", snapshot=False)
