@@ -341,8 +341,12 @@ def test_a_damaged_archive_leaves_a_sandbox_as_it_was(client: Any, box: str) -> 
     snapshot = client.snapshot.create(box)
     place = Path(snapshot.places[0].uri)
     content = place.read_bytes()
+    sh(client, box, "echo more >mine")
+    other = Path(client.snapshot.create(box).places[0].uri).read_bytes()
+    sh(client, box, "echo mine >mine")
     client.process.launch(box, ["sleep", "1000"], name="sleeper")
     for damage, code in (
+        (other, "snapshot_corrupt"),
         (content[: len(content) // 2], "snapshot_corrupt"),
         (content[:40] + bytes([content[40] ^ 1]) + content[41:], "snapshot_corrupt"),
         (b"", "snapshot_corrupt"),
