@@ -195,7 +195,7 @@ def end_early(daemon: RunningDaemon, source: Path, deaths: int) -> None:
             assert story.output(box, f"p{number}") == b"%d\n" % number
         story.ask("sandbox.terminate", box)
     story.ask("image.remove", story.look(lambda client: client.image.list().images[0].image_id))
-    daemon.stop()
+    story.stop()
     check(story)
     facts = events_of(daemon.state_dir)
     assert not [fact for fact in facts if fact.type in ("sandbox.lost", "process.lost", "sandbox.failed")]
