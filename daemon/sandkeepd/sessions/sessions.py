@@ -19,6 +19,7 @@ from sandkeep.protocol.methods import (
     SessionQuery,
     SessionRef,
 )
+from sandkeep.settings.daemon import SESSION_IMAGE
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.sessions import SessionState
@@ -249,9 +250,10 @@ class Sessions:
         for. Raises `invalid` and others of ``sandbox.create``.
         """
         before = session.spec if session is not None else None
-        image = asked.image or (before.image if before is not None else None)
+        image = asked.image or (before.image if before is not None else SESSION_IMAGE())
         if image is None:
-            raise CallerError("invalid", "image: a new session needs one: give an id or a reference", field="image")
+            message = f"image: a new session needs one, as {SESSION_IMAGE.name} is not set: give an id or a reference"
+            raise CallerError("invalid", message, field="image")
         core, snapshot_id = self._core, self._snapshot_for(session, asked)
         if asked.image is None and snapshot_id is not None:  # it has all files: the image may be gone
             image_id, provider = snapshot_id, core.provider_of(core.state.snapshots[snapshot_id])

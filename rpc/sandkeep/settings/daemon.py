@@ -500,6 +500,13 @@ SESSION_START = Setting(
     "10m",
     "Maximum time in which a session is made ready, and its sandbox is snapshotted before it ends. An age such as 90s.",
 )
+SESSION_IMAGE = optional(
+    "SANDKEEP_SESSION_IMAGE",
+    str,
+    "The image of new sessions that name none, as those of AstraForge's notebooks: an id, or a reference. It has to be "
+    "published to their owners.",
+    shown="none: such a session is refused",
+)
 CLOUD_RUN_IMAGE = optional(
     "SANDKEEP_CLOUD_RUN_IMAGE",
     str,

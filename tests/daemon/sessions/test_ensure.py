@@ -63,3 +63,20 @@ async def test_a_ready_session_has_no_mode_but_docker(daemon: Inside, source: st
         await daemon.call("session.ensure", id="s", mode="k8s")
 
     await refused_async("conflict", ensure())
+
+
+async def test_one_that_names_no_image_has_that_of_the_setting(
+    daemon: Inside, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = await refused_async("invalid", limits(daemon, "ci"))
+    assert "SANDKEEP_SESSION_IMAGE" in told.message
+    first, second = [await daemon.image(source, owner="key:ci") for _ in range(2)]
+    monkeypatch.setenv("SANDKEEP_SESSION_IMAGE", first)
+    await limits(daemon, "ci")
+    key = daemon.core.state.session_called("key:ci", "s")
+    assert key is not None
+    assert key.spec.image == first
+    await daemon.call("session.close", session_id=key.key, snapshot=False)
+    monkeypatch.setenv("SANDKEEP_SESSION_IMAGE", second)
+    await limits(daemon, "ci")
+    assert key.spec.image == first
