@@ -72,7 +72,7 @@ class PlainProvider(KeeperProvider[HeldInstance]):
             return await self.begin(sandbox_id, spec, secrets, first)
         except BaseException:
             with trio.CancelScope(shield=True):
-                await self.terminate(sandbox_id, plan, {})
+                await self.discard(sandbox_id, plan)
             raise
 
     def _start(self, sandbox_id: str, image_id: str) -> Identity:
@@ -132,7 +132,7 @@ class PlainProvider(KeeperProvider[HeldInstance]):
     async def terminate(self, sandbox_id: str, plan: Json, handle: Json) -> None:
         with trio.CancelScope(shield=True):
             await self.end(sandbox_id, handle)
-            await self.in_thread(self.layout.clear, sandbox_id)
+        self.remove_files(sandbox_id, partial(self.layout.clear, sandbox_id))
 
     async def found(self) -> tuple[list[str], list[str]]:
         return await self.in_thread(self.layout.found)
@@ -143,7 +143,7 @@ class PlainProvider(KeeperProvider[HeldInstance]):
             if self.layout.log_of_sandbox(sandbox_id) not in (None, self.log_id):
                 swept.foreign.append(f"directory {self.layout.sandbox(sandbox_id)}")
             elif not ledger.owns_sandbox(sandbox_id):
-                await self.terminate(sandbox_id, {}, {})
+                await self.discard(sandbox_id, {})
                 swept.removed.append(f"sandbox {sandbox_id}")
         return swept
 

@@ -213,6 +213,7 @@ class World:
 
     async def terminate(self, sandbox_id: str) -> None:
         await self.provider.terminate(sandbox_id, self.plans[sandbox_id], self.handles.get(sandbox_id, {}))
+        await self.provider.cleared(sandbox_id)
 
     async def close(self) -> None:
         for sandbox_id in self.plans:

@@ -375,6 +375,7 @@ async def test_a_name_that_somebody_else_has_is_told_and_left(world: World) -> N
         await world.provider.create(sandbox_id, world.image_id, world.spec(), {}, plan)
     assert caught.value.code == "conflict"
     await world.provider.terminate(sandbox_id, plan, {})
+    await world.provider.cleared(sandbox_id)
     assert world.engine.container_of(sandbox_id)["State"]["Status"] == "created"
     world.engine.ask("DELETE", f"/containers/sandbox-{sandbox_id}")
 

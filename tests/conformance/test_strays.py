@@ -264,11 +264,12 @@ async def test_a_new_sandbox_waits_for_what_is_left_of_its_id(local: LocalProvid
     await local.abilities()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(local.clean_up, Owning([], ["img_1"]))
-        while not local._being_cleared and nursery.child_tasks:
+        while "box" not in local._removals and nursery.child_tasks:
             await trio.sleep(0)
         instance = await local.create("box", "img_1", SandboxSpec(), {}, plan)
     assert await instance.is_alive()
     await local.terminate("box", plan, instance.handle)
+    await local.cleared("box")
 
 
 async def test_one_that_cannot_be_removed_keeps_no_other(local: LocalProvider, monkeypatch: pytest.MonkeyPatch) -> None:

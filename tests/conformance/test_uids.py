@@ -119,6 +119,7 @@ async def test_undoing_a_creation_leaves_another_daemons_sandbox(
     uid = uid_of(another, "box")
     plan = {**world.plan("box"), "uid": uid, "gid": uid}
     await world.provider.terminate("box", plan, {})
+    await world.provider.cleared("box")
     await world.provider.clean_up(Owning(images=None))
     assert await theirs.is_alive()
     assert await sh(theirs, "echo alive") == "alive\n"
@@ -209,6 +210,7 @@ async def test_what_cannot_be_ended_keeps_its_uid(
         told = (await world.provider.clean_up(Owning(images=None))).foreign
         assert [one for one in told if one.startswith(f"host uid {uid} of sandbox {instance.sandbox_id}")]
         await world.provider.terminate(instance.sandbox_id, world.plan(new_id("sbx")) | {"uid": uid, "gid": uid}, {})
+        await world.provider.cleared(instance.sandbox_id)
     finally:
         freezer.thaw(groups)
         left.kill()

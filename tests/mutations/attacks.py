@@ -463,6 +463,14 @@ ATTACKS: Final = (
     ),
     Attack(
         "termination",
+        "removals and forks without end at a stop",
+        {
+            CODE: f"{_SHARES}test_a_removal_delays_no_stop_and_the_next_daemon_goes_on_with_it",
+            USER: f"{_SHARES}test_a_fork_delays_no_stop",
+        },
+    ),
+    Attack(
+        "termination",
         "reads that freeze what is being killed",
         {CODE: "tests/daemon/host/test_cgroup_freezer.py::test_what_is_being_killed_is_not_frozen_any_more"},
     ),

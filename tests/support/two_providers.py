@@ -15,7 +15,7 @@ from sandkeepd.app import daemon, reconcile
 from sandkeepd.contract.provider import Provider
 from sandkeepd.core import retry
 from sandkeepd.providers.registry import open_providers
-from sandkeepd.sandboxes import creation, runtimes, suspend, termination
+from sandkeepd.sandboxes import runtimes, suspend, termination
 
 SILENT = "silent"
 
@@ -38,7 +38,7 @@ def play() -> None:
     """Be that daemon, and an impatient one."""
     reconcile.ANSWER_DEADLINE_S, retry.RETRY_S = 1.0, 0.2  # type: ignore[misc]
     runtimes.ADOPTION_PATIENCE_S = 0.2
-    termination.END_DEADLINE_S = creation.END_DEADLINE_S = suspend.END_DEADLINE_S = 1.0
+    termination.END_DEADLINE_S = suspend.END_DEADLINE_S = 1.0
     daemon.open_providers = both  # type: ignore[attr-defined]
     main.main()
 

@@ -63,7 +63,8 @@ Example: the life of a sandbox
     At the end its files go, and its journals stay until `forget`. A death of the daemon within `create` leads here,
     too, with an empty handle, as none is on record::
 
-        await provider.terminate("sbx_1", plan, handle)      # on record: sandbox.terminated
+        await provider.terminate("sbx_1", plan, handle)
+        await provider.cleared("sbx_1")                      # on record: sandbox.terminated
         provider.read_ended("sbx_1", "prc_1", "stdout", 0, 65536)
         await provider.forget(["sbx_1"])
         await provider.images.remove("img_1")
@@ -172,7 +173,13 @@ class Provider(Parts, Protocol):
         ...
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
-        """End a sandbox and remove its files, but not its journals. Safe to repeat, and for a sandbox half made."""
+        """End a sandbox, and remove its files, but not its journals, or begin to. Safe to repeat, also while files are
+        being removed, and for a sandbox half made.
+        """
+        ...
+
+    async def cleared(self, sandbox_id: str) -> None:
+        """Wait, however long that takes, for the removal of files that `terminate` has begun, and raise its error."""
         ...
 
     async def forget(self, sandbox_ids: Sequence[str]) -> None:

@@ -2,7 +2,8 @@
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 import trio
@@ -39,12 +40,10 @@ async def retry_until_done(
     backoff = pauses(RETRY_S, MOST_RETRY_S)
     while True:
         try:
-            with trio.fail_after(deadline_s):
+            with answering(provider, deadline_s):
                 return await work()
         except passing:
             raise
-        except trio.TooSlowError:
-            error: SandkeepError = _silent(provider, deadline_s)
         except Exception as unforeseen:  # noqa: BLE001  # any error means that it is not done
             error = as_sandkeep_error(unforeseen)
         on_error(error)
@@ -78,9 +77,15 @@ async def insist(
         core.clear_stall(streams)
 
 
-def _silent(provider: Provider | None, seconds: float) -> ProviderError:
-    message = f"its provider did not answer within {seconds:g} s"
-    return ProviderError("provider_unavailable", message, engine=provider.name if provider is not None else None)
+@contextmanager
+def answering(provider: Provider | None, deadline_s: float) -> Iterator[None]:
+    """Cancel a block after `deadline_s`, and raise `provider_unavailable` then."""
+    try:
+        with trio.fail_after(deadline_s):
+            yield
+    except trio.TooSlowError:
+        message, engine = f"its provider did not answer within {deadline_s:g} s", provider.name if provider else None
+        raise ProviderError("provider_unavailable", message, engine=engine) from None
 
 
 async def _recovered(provider: Provider | None) -> None:

@@ -1,6 +1,7 @@
 """Creation of sandboxes: of an image, or by a `Maker` from another source."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from sandkeep import events
@@ -19,7 +20,7 @@ from sandkeepd.core.operation import Creation, Order
 from sandkeepd.sandboxes.images import Images
 from sandkeepd.sandboxes.reservations import Reservations
 from sandkeepd.sandboxes.runtimes import Runtime, Runtimes
-from sandkeepd.sandboxes.termination import END_DEADLINE_S, Termination
+from sandkeepd.sandboxes.termination import Termination
 
 
 class Maker:
@@ -103,13 +104,9 @@ class SandboxCreation(Creation[SandboxState, Sandbox]):
         order.payload.begun(self._runtimes.keep(order.context))
 
     async def undo(self, order: Order[SandboxState]) -> None:
-        sandbox_id, asked = order.stream, order.subject.requested
-
-        async def terminate() -> None:
-            await self.core.provider(asked.provider).terminate(sandbox_id, asked.plan, {})
-
+        undo = partial(self._termination.end_and_clear, order.subject)
         then = "unfinished objects of an earlier daemon will be removed when it answers"
-        await self.insist(sandbox_id, terminate, then, provider=asked.provider, deadline_s=END_DEADLINE_S)
+        await self.insist(order.stream, undo, then, provider=order.subject.requested.provider)
 
     async def undone(self, order: Order[SandboxState]) -> None:
         await self._termination.on_ended(order.subject)

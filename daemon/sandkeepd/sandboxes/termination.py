@@ -19,13 +19,16 @@ from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core, Tries, as_sandkeep_error
 from sandkeepd.core.operation import Order, Removal
+from sandkeepd.core.retry import answering
 from sandkeepd.sandboxes.process_ends import ends_of_killed, process_ends
 from sandkeepd.sandboxes.runtimes import Runtime, Runtimes
 
 logger = logging.getLogger("sandkeepd")
 
 END_DEADLINE_S = 60.0
-"""Seconds a provider may take to end a sandbox before the request is repeated, if it can be interrupted."""
+"""Seconds a provider may take to end a sandbox, without its files, before the request is repeated, if it can be
+interrupted.
+"""
 
 
 class Termination(Removal[SandboxState, Sandbox]):
@@ -84,11 +87,9 @@ class Termination(Removal[SandboxState, Sandbox]):
         order.context = runtime = await self._stop(sandbox_id)
         failpoints.reach("end.stopped")
         provider = sandbox.requested.provider
-        terminate = partial(self._terminate, sandbox)
+        terminate = partial(self.end_and_clear, sandbox)
         then = f"the termination of sandbox {sandbox_id} is on record, and will be carried out when it answers"
-        await self.insist(
-            sandbox_id, terminate, then, provider=provider, deadline_s=END_DEADLINE_S, waiting=list(sandbox.active)
-        )
+        await self.insist(sandbox_id, terminate, then, provider=provider, waiting=list(sandbox.active))
         failpoints.reach("end.discarded")
         outcome = events.SandboxTerminated(reason=sandbox.terminated_reason or "requested")
         return [*await ends_of_killed(self.core, sandbox, runtime), NewEvent(sandbox_id, outcome, sandbox_id)]
@@ -99,9 +100,12 @@ class Termination(Removal[SandboxState, Sandbox]):
             await order.context.instance.aclose()
         await self.on_ended(order.subject)
 
-    async def _terminate(self, sandbox: SandboxState) -> None:
-        asked = sandbox.requested
-        await self.core.provider(asked.provider).terminate(sandbox.sandbox_id, asked.plan, sandbox.handle)
+    async def end_and_clear(self, sandbox: SandboxState) -> None:
+        """Have its provider end a sandbox, complete or half made, and remove its files, of which there may be many."""
+        provider = self.core.provider(sandbox.requested.provider)
+        with answering(provider, END_DEADLINE_S):
+            await provider.terminate(sandbox.sandbox_id, sandbox.requested.plan, sandbox.handle)
+        await provider.cleared(sandbox.sandbox_id)
 
     async def _stop(self, sandbox_id: str) -> Runtime | None:
         """End the tasks that look after it."""
@@ -123,7 +127,7 @@ class Termination(Removal[SandboxState, Sandbox]):
         record = "cannot go on record" if core.problems else "is not on record yet"
         outcome = f"sandbox {order.stream} is ended, but that {record}"
         try:
-            await self._terminate(sandbox)
+            await self.end_and_clear(sandbox)
         except Exception as unforeseen:  # noqa: BLE001  # the disk that refuses the record may refuse this, too
             error = as_sandkeep_error(unforeseen)
             logger.warning("cannot clear away a sandbox", extra={"sandbox_id": order.stream, "why": error.message})

@@ -64,6 +64,7 @@ async def test_the_keeper_with_this_shell(shell: str, tmp_path: Path, monkeypatc
             await _exercise(instance, nasty)
         finally:
             await provider.terminate("sbx_1", {}, instance.handle)
+            await provider.cleared("sbx_1")
 
 
 async def _exercise(instance: HeldInstance, nasty: str) -> None:
@@ -135,6 +136,7 @@ async def test_a_keeper_that_does_not_listen(tmp_path: Path, monkeypatch: pytest
             assert (await instance.wait("p2")).exit_code == 0
         finally:
             await provider.terminate("sbx_1", {}, instance.handle)
+            await provider.cleared("sbx_1")
         with pytest.raises(StateError, match="not_ready"):
             await instance.signal("p2", 9) or await instance.launch(Launch(process_id="p3", command=["true"]))
 
@@ -559,6 +561,7 @@ async def test_of_what_started_a_process_nothing_is_left(tmp_path: Path, more: d
             assert sorted(path.name for path in place.iterdir()) == before
         finally:
             await provider.terminate("sbx_1", {}, instance.handle)
+            await provider.cleared("sbx_1")
 
 
 def test_a_keeper_that_shares_its_memory_has_it_for_itself_again(bare: Bare) -> None:

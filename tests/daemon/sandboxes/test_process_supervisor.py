@@ -2,6 +2,8 @@
 
 import errno
 import os
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ from sandkeep import events, model
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
 from sandkeep.events import Meta
 from sandkeep_store.eventlog.log import NewEvent
+from sandkeep_store.threads import check_cancelled
 from sandkeepd.contract.images import ImageRequest
 from sandkeepd.core import core as core_module
 from sandkeepd.keeper.client import KeeperInstance
+from sandkeepd.providers.common.layout import Layout
 from sandkeepd.sandboxes.images import tag_image
 from sandkeepd.sandboxes.runtimes import start_in
 
@@ -167,6 +171,81 @@ async def test_an_outcome_that_the_disk_refuses_is_recorded_later(
             await daemon.core.log.wait(head)
         assert (await daemon.call("sandbox.get", sandbox_id="box")).status == "running"
         await daemon.call("sandbox.terminate", sandbox_id="box")
+
+
+@pytest.fixture
+def removing(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[str], threading.Event]]:
+    """The sandboxes whose files are being removed, or were, and what lets the removals go on."""
+    begun, released, clear = list[str](), threading.Event(), Layout.clear
+
+    def held(layout: Layout, sandbox_id: str) -> None:
+        begun.append(sandbox_id)
+        while not released.wait(0.01):
+            check_cancelled()
+        clear(layout, sandbox_id)
+
+    monkeypatch.setattr(Layout, "clear", held)
+    yield begun, released
+    released.set()
+
+
+async def test_files_may_take_longer_than_the_answer_of_a_provider(
+    state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch, removing: tuple[list[str], threading.Event]
+) -> None:
+    """Callers that come later, or again, wait for the same removal."""
+    monkeypatch.setattr("sandkeepd.sandboxes.termination.END_DEADLINE_S", 0.0)
+    begun, released = removing
+    async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
+        await daemon.call("sandbox.create", image_id=await daemon.image(source), name="box")
+        statuses = list[str]()
+
+        async def terminate() -> None:
+            statuses.append((await daemon.call("sandbox.terminate", sandbox_id="box")).status)
+
+        leaving = await nursery.start(_cancellable, terminate)
+        await until_async(lambda: begun)
+        leaving.cancel()
+        for _ in range(2):
+            nursery.start_soon(terminate)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert statuses == []
+        released.set()
+        await until_async(lambda: statuses == ["stopped", "stopped"])
+        assert begun == [daemon.id_of()]
+
+
+async def _cancellable(
+    work: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[trio.CancelScope] = trio.TASK_STATUS_IGNORED
+) -> None:
+    with trio.CancelScope() as scope:
+        task_status.started(scope)
+        await work()
+
+
+async def test_ends_that_the_disk_refuses_remove_the_files_once(
+    state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch, removing: tuple[list[str], threading.Event]
+) -> None:
+    begun, released = removing
+    async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
+        await daemon.call("sandbox.create", image_id=await daemon.image(source), name="box")
+        append, works, refusals = daemon.core.log.append, trio.Event(), list[Any]()
+
+        async def fails(new: Any, meta: Meta, **more: Any) -> Any:
+            if not works.is_set():
+                refusals.append(new)
+                raise DaemonError("storage_unavailable", "the disk is full")
+            return await append(new, meta, **more)
+
+        monkeypatch.setattr(daemon.core.log, "append", fails)
+        for _ in range(2):
+            nursery.start_soon(refused_async, "storage_unavailable", daemon.call("sandbox.terminate", sandbox_id="box"))
+        await until_async(lambda: begun and len(refusals) == 2)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert begun == [daemon.id_of()]
+        released.set()
+        await until_async(lambda: not nursery.child_tasks)
+        works.set()
+        await until_async(lambda: daemon.box().status == "stopped")
 
 
 async def test_an_end_that_the_disk_refuses_while_it_is_made_is_recorded_later(

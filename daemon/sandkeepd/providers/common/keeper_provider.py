@@ -43,6 +43,14 @@ END_REPORT_S: Final = 5.0
 """Seconds that the end of a killed sandbox may take to be noticed."""
 
 
+class Removal:
+    """The removal of a sandbox's files, while it runs and until somebody has been told that it failed."""
+
+    def __init__(self) -> None:
+        self.is_over = trio.Event()
+        self.error: Exception | None = None
+
+
 class HeldInstance(KeeperInstance):
     """A sandbox that has a keeper, and is held by a provider."""
 
@@ -155,6 +163,7 @@ class KeeperProvider(Parts, ABC, Generic[InstanceT]):
         self.nursery = nursery
         self.instances: dict[str, InstanceT] = {}
         self._hostile_roots: dict[str, HostileRoot] = {}
+        self._removals: dict[str, Removal] = {}
         self.disks = DiskWatch(self.instances, self._occupied_bytes)
 
     @abstractmethod
@@ -268,28 +277,48 @@ class KeeperProvider(Parts, ABC, Generic[InstanceT]):
                 instance.sweep()
                 await trio.lowlevel.checkpoint()
 
-    async def finish(self, removal: Callable[[], None]) -> None:
-        """Run a blocking removal to its end, even if the caller is cancelled: only the end of the provider cuts it off.
-        The next daemon removes the rest.
+    def remove_files(self, sandbox_id: str, remove: Callable[[], None]) -> None:
+        """Begin to remove the files of a sandbox by a blocking function, unless that is under way. Only the end of the
+        provider cuts it off; the next daemon removes the rest. See `cleared`.
         """
-        outcome: list[Exception | None] = []
-        is_over = trio.Event()
+        earlier = self._removals.get(sandbox_id)
+        if earlier is None or earlier.is_over.is_set():
+            self._removals[sandbox_id] = removal = Removal()
+            self.nursery.start_soon(self._remove_files, sandbox_id, remove, removal)
 
-        async def run() -> None:
-            try:
-                await in_removal_thread(removal)
-                outcome.append(None)
-            except Exception as error:  # noqa: BLE001 - for the caller, if it still waits
-                outcome.append(error)
-            finally:
-                is_over.set()
+    async def _remove_files(self, sandbox_id: str, remove: Callable[[], None], removal: Removal) -> None:
+        stopped = "the daemon stops; the next one removes the rest of the files"
+        removal.error = ProviderError("provider_unavailable", stopped)
+        try:
+            await in_removal_thread(remove)
+            self._release_disk(sandbox_id)
+            del self._removals[sandbox_id]
+            removal.error = None
+        except Exception as error:  # noqa: BLE001  # also for those who wait
+            logger.warning("files cannot be removed", extra={"of": sandbox_id, "why": str(error)})
+            removal.error = error
+        finally:
+            removal.is_over.set()
 
-        self.nursery.start_soon(run)
-        await is_over.wait()
-        if not outcome:
-            raise ProviderError("provider_unavailable", "the daemon stops; the next one removes the rest of the files")
-        if outcome[0] is not None:
-            raise outcome[0]
+    async def cleared(self, sandbox_id: str) -> None:
+        """See `Provider.cleared`."""
+        removal = self._removals.get(sandbox_id)
+        if removal is None:
+            return
+        await removal.is_over.wait()
+        if self._removals.get(sandbox_id) is removal:
+            del self._removals[sandbox_id]
+        if removal.error is not None:
+            raise removal.error
+
+    async def discard(self, sandbox_id: str, plan: dict[str, Any]) -> None:
+        """Terminate a sandbox that no event owns, or is not complete, and wait until nothing is left of it."""
+        await self.terminate(sandbox_id, plan, {})
+        await self.cleared(sandbox_id)
+
+    @abstractmethod
+    async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
+        """See `Provider.terminate`. The removal of files, which may be many, is for `remove_files`."""
 
     # Output
 
@@ -303,8 +332,8 @@ class KeeperProvider(Parts, ABC, Generic[InstanceT]):
             root, name = f"{root}/{name}", "."
         return self._hostile_roots.setdefault(root, HostileRoot(root)).tree(name)
 
-    def release_disk(self, sandbox_id: str) -> None:
-        """Stop using a sandbox's disk, which was removed."""
+    def _release_disk(self, sandbox_id: str) -> None:
+        """Stop using a sandbox's disk, if it had one, which was removed."""
         root = self._hostile_roots.pop(self.layout.sandbox(sandbox_id), None)
         if root is not None:
             above = self.layout.sandboxes

@@ -18,6 +18,7 @@ trash/                          being removed
 """
 
 import errno
+import math
 import os
 import re
 import secrets
@@ -212,9 +213,9 @@ class Layout:
         self.remove_all_but_journals(sandbox_id)
         self.discard([f"{self.sandbox(sandbox_id)}/{name}" for name in TEMPORARY])
 
-    def empty_trash(self) -> None:
-        """Remove the trash that a stopped daemon has left. Blocks."""
-        self._remove(self.trash, _list(self.trash))
+    def left_in_trash(self) -> list[str]:
+        """Return the paths in the trash, for `delete`: at a start, those that a stopped daemon has left. Blocks."""
+        return [f"{self.trash}/{name}" for name in _list(self.trash)]
 
     def _move_to_trash(self, path: str) -> str | None:
         """Return the new path; None if there was nothing. The files of a sandbox with a disk stay on that."""
@@ -254,11 +255,11 @@ def _run_with_all_rights(remove: Sequence[str], directory: int) -> "subprocess.C
     """Run a removal in an open directory. A user's own daemon meets directories without permissions, which are open to
     it in a namespace of its own. No mode is changed for that: hostile code could redirect the change to another file.
     """
-    done = run_tool(remove, descriptors=[directory])
+    done = run_tool(remove, timeout_s=math.inf, descriptors=[directory])
     if done.returncode == 0:
         return done
     enter = ["unshare", "--user", "--map-root-user", "--"] if os.geteuid() != 0 else []
-    return run_tool([*enter, *remove], descriptors=[directory])
+    return run_tool([*enter, *remove], timeout_s=math.inf, descriptors=[directory])
 
 
 def _open_directory(path: str) -> int:

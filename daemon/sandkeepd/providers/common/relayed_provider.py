@@ -105,10 +105,6 @@ class RelayedProvider(KeeperProvider[RelayedT]):
             except Exception:  # nothing else depends on it, and the next daemon looks, too
                 logger.exception("remains of sandbox %s may be left", sandbox_id)
 
-    @abstractmethod
-    async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
-        """See `Provider.terminate`."""
-
     def _make_mirror(self, sandbox_id: str) -> None:
         """Make the directory that mirrors the keeper's. Blocks."""
         directory = self.layout.sandbox(sandbox_id)

@@ -139,7 +139,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
     async def _remove_remains(self, sandbox_id: str, plan: dict[str, Any]) -> None:
         """Remove the remains of a failed container; if the engine does not answer, once it does again."""
         try:
-            await self.terminate(sandbox_id, plan, {})
+            await self.discard(sandbox_id, plan)
         except SandkeepError as error:
             if "engine" in error.data:
                 self.nursery.start_soon(self._remove_remains_later, sandbox_id, plan)
@@ -243,8 +243,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         await self.docker.call(lambda client: docker_start.remove(client, sandbox_id, self.log_id))
         failpoints.reach("docker.removed")
         await self.await_end(sandbox_id)
-        await self.finish(partial(self._clear, sandbox_id))
-        self.release_disk(sandbox_id)
+        self.remove_files(sandbox_id, partial(self._clear, sandbox_id))
 
     def _clear(self, sandbox_id: str) -> None:
         self.own_disks.disks.release(sandbox_id)
@@ -336,7 +335,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
                 foreign[f"{mark.kind} {mark.name}"] = None
             elif not ledger.owns_sandbox(mark.sandbox_id):  # asked last, as sandboxes are made meanwhile
                 removed[f"sandbox {mark.sandbox_id}"] = None
-                await self.terminate(mark.sandbox_id, {}, {})
+                await self.discard(mark.sandbox_id, {})
         images, layers = await self.images.clean_up(ledger), await self._kept.clean_up(ledger)
         return Swept(
             removed=[*removed, *images.removed, *layers.removed], foreign=[*foreign, *images.foreign, *layers.foreign]

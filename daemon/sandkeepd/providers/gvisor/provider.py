@@ -129,7 +129,7 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
     ) -> GvisorInstance:
         self.layout.prepare()
         job = await self.job(sandbox_id, image_id, spec, list(secrets), msgspec.convert(plan, Plan))
-        async with undo_on_error(self.terminate, sandbox_id, plan, {}):
+        async with undo_on_error(self.discard, sandbox_id, plan):
             await self.in_thread(start.make_directories, job)
             failpoints.reach("gvisor.directories")
             instance = await self._start(job, image_id)
@@ -240,7 +240,7 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
             if instance is not None and instance.pidfd < 0 and instance.ending is not None:  # no process will end
                 await instance.went(instance.ending)
             await self.await_end(sandbox_id)
-        await self.finish(functools.partial(self._clear, sandbox_id))
+        self.remove_files(sandbox_id, functools.partial(self._clear, sandbox_id))
 
     def _end(self, sandbox_id: str, plan: dict[str, Any]) -> None:
         """Kill its processes and remove its control groups. Blocks."""
@@ -296,7 +296,7 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
                 foreign.append(f"directory {self.bundle(sandbox_id)}" + (f" of log {whose}" if whose else ""))
             elif not ledger.owns_sandbox(sandbox_id):
                 try:
-                    await self.terminate(sandbox_id, {}, {})
+                    await self.discard(sandbox_id, {})
                     removed.append(f"sandbox {sandbox_id}")
                 except SandkeepError as error:  # it keeps no other from being removed
                     failures.append(error)

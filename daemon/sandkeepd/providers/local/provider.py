@@ -85,7 +85,6 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         if self.root:
             self.host_uids = Claims(Registry(UID_REGISTRY()), base=uid_base, log_id=log_id, home=self.layout.state_dir)
             self._uids = UidClaims(self.host_uids)
-        self._being_cleared: dict[str, trio.Event] = {}
         self._starts = Threads(max(4, 2 * len(os.sched_getaffinity(0))))
         """More concurrent starts finish no sooner, and keep the daemon from its other work."""
         self._probing = trio.Lock()
@@ -177,8 +176,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]
     ) -> LocalInstance:
         decided = msgspec.convert(plan, Plan)
-        if sandbox_id in self._being_cleared:
-            await self._being_cleared[sandbox_id].wait()
+        await self.cleared(sandbox_id)  # of the remains of another with its id
         found = await self.abilities()
         if decided.own_disk:
             await self.own_disks.require()
@@ -186,7 +184,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         files = self.files_for(decided, found)
         job = self.job(sandbox_id, spec, decided, lowers, files, found, own_disk=decided.own_disk)
         self.require_uid(sandbox_id, decided)
-        async with undo_on_error(self.terminate, sandbox_id, plan, {}):
+        async with undo_on_error(self.discard, sandbox_id, plan):
             return await self.start(job, spec, secrets, found)
 
     def files_for(self, plan: Plan, found: Abilities) -> str:
@@ -289,8 +287,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
             await in_ending_thread(self.cleanup.end, sandbox_id, decided, handle)
             failpoints.reach("end.killed")
             await self.await_end(sandbox_id)
-        await self.finish(functools.partial(self.cleanup.end_for_good, sandbox_id, decided))
-        self.release_disk(sandbox_id)
+        self.remove_files(sandbox_id, functools.partial(self.cleanup.end_for_good, sandbox_id, decided))
 
     async def _decided(self, sandbox_id: str, plan: dict[str, Any]) -> Plan:
         """Return the plan of a sandbox, reconstructed from its remains when no event has it."""
@@ -305,7 +302,8 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         strays = Strays(self.layout, self.hierarchies, self.log_id, uid_base=self._uid_base if self.root else None)
         await self.abilities()  # their probe uses the trash
         await self.in_thread(unmount_below, self.layout.trash)
-        await self.in_thread(self.layout.empty_trash)
+        left = await self.in_thread(self.layout.left_in_trash)
+        self.remove_files("trash", functools.partial(self.layout.delete, left))  # not waited for: it may be millions
         await self.in_thread(strays.scan)
         failpoints.reach("sweep.found")
         removed, failures = list[str](), list[SandkeepError]()
@@ -336,15 +334,10 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
 
     async def _clear_stray(self, strays: Strays, sandbox_id: str, ledger: Ledger) -> None:
         """Remove the remains of a sandbox; the creation of another one under the same id waits for that."""
-        cleared = self._being_cleared[sandbox_id] = trio.Event()
         forgotten = not ledger.knows_sandbox(sandbox_id)
         remove = functools.partial(self.cleanup.remove_stray, strays, sandbox_id, forgotten=forgotten)
-        try:
-            await self.in_thread(remove)
-            self.release_disk(sandbox_id)
-        finally:
-            del self._being_cleared[sandbox_id]
-            cleared.set()
+        self.remove_files(sandbox_id, remove)
+        await self.cleared(sandbox_id)
 
     def _occupied_bytes(self, instance: LocalInstance) -> int:
         first, groups = instance.handle["first"]["pid"], instance.plan.cgroups

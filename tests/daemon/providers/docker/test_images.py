@@ -672,6 +672,7 @@ async def test_labels_of_an_image_prove_nothing(world: World, labels: list[str])
         await world.provider.clean_up(Owning())
         await world.provider.images.clean_up(Owning())
         await world.provider.terminate(world.log_id, {}, {})
+        await world.provider.cleared(world.log_id)
         assert [c["Names"] for c in world.engine.get("/containers/json?all=1")] == [["/theirs"]]
         assert world.log_id not in (await world.provider.found())[0]
     finally:

@@ -388,7 +388,7 @@ def test_the_output_is_no_trash_meanwhile(tmp_path: Path, monkeypatch: pytest.Mo
 
     def copy(source: str, target: str) -> None:
         copy_tree(source, target)
-        made.empty_trash()
+        made.delete(made.left_in_trash())
 
     monkeypatch.setattr("sandkeepd.providers.common.disks.copy_tree", copy)
     Disks(made).release("sbx_1")
