@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 import trio
 
-from sandkeep.errors import ProviderError, SandkeepError
+from sandkeep.errors import ProviderError, SandkeepError, error_from
 from sandkeep.system.backoff import pauses
 from sandkeepd.contract.provider import Provider
 from sandkeepd.core.core import Core, as_sandkeep_error
@@ -63,13 +63,13 @@ async def insist(
     provider: str = "",
     deadline_s: float = math.inf,
 ) -> None:
-    """Carry out an order, retrying until it succeeds. While an engine is down, callers that wait for these streams get
-    that error, with the consequence `then`. See `retry_until_done`.
+    """Carry out an order, retrying until it succeeds. While an engine is down, or refuses the daemon, callers that wait
+    for these streams get that error, with the consequence `then`. See `retry_until_done`.
     """
 
     def on_error(error: SandkeepError) -> None:
-        if error.code == "provider_unavailable" and "engine" in error.data:
-            core.stall(streams, ProviderError(error.code, f"{error.message}; {then}", **error.data))
+        if error.code == "not_configured" or (error.code == "provider_unavailable" and "engine" in error.data):
+            core.stall(streams, error_from(error.code, f"{error.message}; {then}", error.data))
 
     try:
         await retry_until_done(work, what, core.providers.get(provider), deadline_s=deadline_s, on_error=on_error)

@@ -55,6 +55,10 @@ class Access:
         self._users[token] = User(name, (*groups, "system:authenticated"), token)
         return token
 
+    def revoke(self, token: str) -> None:
+        """Forget a token."""
+        self._users.pop(token, None)
+
     def authenticate(self, header: str) -> User:
         """The user of an Authorization header. Raises ApiError 401."""
         kind, _, token = header.partition(" ")

@@ -55,6 +55,10 @@ class Cluster:
         """Make a token for a user, or for a service account `system:serviceaccount:NAMESPACE:NAME`."""
         return str(self.control("POST", "tokens", {"user": user, "groups": groups})["token"])
 
+    def revoke_token(self, token: str) -> None:
+        """Have the cluster know a token no more."""
+        self.control("DELETE", "tokens", {"token": token})
+
     def write_kubeconfig(self, path: Path, token: str, namespace: str = "default") -> Path:
         """Write a kubeconfig with another token."""
         path.write_text(json.dumps(_kubeconfig(self.url, token, namespace)))

@@ -195,6 +195,8 @@ class ApiServer:
                     component.script(**body)
             case "POST", "tokens":
                 return {"token": self.access.issue(body["user"], tuple(body.get("groups", ())))}
+            case "DELETE", "tokens":
+                self.access.revoke(body["token"])
             case _:
                 raise PathNotFound
         return {}

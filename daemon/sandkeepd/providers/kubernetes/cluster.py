@@ -3,6 +3,7 @@
 Requests and answers are in `requests`, watches are in `watch`, execs in `exec`.
 """
 
+import logging
 import os
 import platform
 import time
@@ -13,16 +14,28 @@ from urllib.parse import quote
 import msgspec
 import trio
 
-from sandkeep.errors import SandkeepError, SetupError
+from sandkeep.errors import SandkeepError
 from sandkeep.settings import kubernetes as settings
-from sandkeep.system import extras
 from sandkeep_store.threads import Threads, in_thread
-from sandkeepd.providers.kubernetes import requests
+from sandkeepd.providers.kubernetes import kubeconfig, requests
+from sandkeepd.providers.kubernetes.kubeconfig import Seen
 from sandkeepd.providers.kubernetes.observed import Event, Metadata, Observed
-from sandkeepd.providers.kubernetes.requests import CONFLICT, NOT_FOUND, RefusedError, Requests, UnderWay
+from sandkeepd.providers.kubernetes.requests import (
+    CONFLICT,
+    GONE,
+    NOT_FOUND,
+    BusyError,
+    ForbiddenError,
+    RefusedError,
+    Requests,
+    UnauthorizedError,
+    UnderWay,
+)
 
 if TYPE_CHECKING:
     from kubernetes.client import Configuration
+
+logger = logging.getLogger("sandkeepd")
 
 T = TypeVar("T")
 
@@ -34,13 +47,12 @@ AT_ONCE: Final = 16
 AGAIN_S: Final = 1.0
 """Seconds between attempts to reach an API server that did not answer."""
 
-REFRESH_S: Final = 5.0
-"""Seconds for which a token is used until the client looks if it has to be replaced, minutes before it expires."""
+STARTING_S: Final = 15.0
+"""Seconds for which requests are repeated that an API server refuses as it starts."""
 
 _PAGE: Final = 200
 """Objects in a page of a list."""
 
-_SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 _MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -223,38 +235,91 @@ class Cluster:
         self.opening = trio.CapacityLimiter(AT_ONCE)
         """Taken to open a channel: those of all pods break at once when the API server is started anew."""
         self._api: Api | None = None
+        self._seen: Seen = ()
+        self._look_at = 0.0
         self._connecting = trio.Lock()
         self._probing = trio.Lock()
 
     @property
     def is_named(self) -> bool:
         """True if the administrator has named a cluster to the daemon, or it runs in one."""
-        return bool(self._kubeconfig or settings.KUBECONFIG()) or "KUBERNETES_SERVICE_HOST" in os.environ
+        return bool(self._path()) or kubeconfig.is_own_pod(self._path())
 
     @property
     def is_configured(self) -> bool:
         """True if there is anything that names a cluster."""
-        return self.is_named or os.path.exists(_default_path())
+        return self.is_named or os.path.exists(os.path.expanduser(kubeconfig.DEFAULT))
+
+    def _path(self) -> str:
+        return self._kubeconfig or settings.KUBECONFIG()
 
     def address(self) -> str:
         """Return the address of the API server, and the namespace. Blocks. Raises `not_configured`."""
-        return (self._api or connect(self._kubeconfig or settings.KUBECONFIG())).address
+        return (self._api or connect(self._path())).address
 
     async def api(self) -> Api:
-        """Return the client. Raises `not_configured`."""
-        if self._api is not None:  # looked at first, as a lock takes longer
+        """Return the client, with the credentials that there are now. Raises `not_configured`."""
+        if self._api is not None and trio.current_time() < self._look_at:  # looked at first: a lock takes longer
             return self._api
         async with self._connecting:
-            if self._api is None:
-                self._api = await in_thread(connect, self._kubeconfig or settings.KUBECONFIG())
-        return self._api
+            api = self._api
+            if api is None:
+                made, self._seen = await in_thread(_connect, self._path())
+                api = made
+            elif trio.current_time() >= self._look_at:
+                api = await self._renewed(api)
+            self._api, self._look_at = api, trio.current_time() + kubeconfig.REFRESH_S
+            return api
+
+    async def _renewed(self, current: Api) -> Api:
+        """Read the configuration again if somebody has changed it; return the client of that. It cannot lead to another
+        cluster: the sandboxes in this one would be taken for lost.
+        """
+        if await in_thread(kubeconfig.seen, self._path()) == self._seen:
+            return current
+        try:
+            renewed, self._seen = await in_thread(_connect, self._path())
+        except SandkeepError as error:  # it may be half written
+            logger.warning("the kubeconfig was changed, and cannot be used now: %s", error.message)
+            return current
+        if renewed.address != current.address:
+            logger.warning("the kubeconfig names %s now: start the daemon anew to use that", renewed.address)
+            renewed.close()
+            return current
+        current.close()
+        return renewed
 
     async def call(self, work: Callable[[Api], T]) -> T:
         """Run some work with the client, in a thread, whose connection is ended on cancellation.
 
-        Raises as `Requests` does.
+        Raises as `Requests` does. What is refused is asked again for a while, where an API server that starts refuses
+        it: it does not know roles and accounts at first, nor earlier versions.
         """
-        api = await self.api()
+        deadline, was_ready = trio.current_time() + STARTING_S, False
+        while True:
+            api = await self.api()
+            try:
+                return await self._call(work, api)
+            except (BusyError, ForbiddenError, UnauthorizedError, RefusedError) as error:
+                if (isinstance(error, RefusedError) and error.status != GONE) or trio.current_time() > deadline:
+                    raise
+                if await self._has_credentials_since(error, api):
+                    continue
+                if isinstance(error, ForbiddenError | UnauthorizedError) and await self._call(_is_ready, api):
+                    if was_ready:  # it may have become so just before it was asked
+                        raise
+                    was_ready = True
+                else:
+                    await trio.sleep(AGAIN_S)
+
+    async def _has_credentials_since(self, error: SandkeepError, api: Api) -> bool:
+        """Return True if there are others than those that the API server did not know."""
+        if not isinstance(error, UnauthorizedError):
+            return False
+        self._look_at = 0.0
+        return await self.api() is not api
+
+    async def _call(self, work: Callable[[Api], T], api: Api) -> T:
         with trio.CancelScope() as scope:
             return await _in_thread(work, api, _Timed(self._threads.share, scope, requests.CALL_S))
         raise api.requests.no_answer(f"it took longer than {requests.CALL_S:.0f} s")
@@ -265,7 +330,11 @@ class Cluster:
         """
         api = await self.api()
         with trio.move_on_after(seconds + requests.ANSWER_S + requests.CALL_S):
-            await _in_thread(work, api, trio.CapacityLimiter(1))
+            try:
+                await _in_thread(work, api, trio.CapacityLimiter(1))
+            except UnauthorizedError:
+                self._look_at = 0.0
+                raise
 
     async def recovered(self) -> None:
         """See `Recovering`. Waiting tasks ask one after the other, and not at once."""
@@ -300,53 +369,16 @@ def machine() -> str:
     return settings.MACHINE() or _MACHINES.get(platform.machine(), platform.machine())
 
 
-def _default_path() -> str:
-    return os.path.expanduser("~/.kube/config")
+def _is_ready(api: Api) -> bool:
+    return api.requests.is_ready()
 
 
-def connect(kubeconfig: str) -> Api:
+def connect(path: str) -> Api:
     """Read the configuration of the cluster. Blocks. Raises `not_configured`."""
-    try:
-        from kubernetes import client, config
-    except ImportError:
-        raise extras.not_installed("kubernetes", "the provider kubernetes") from None
-    configuration = client.Configuration()
-    context = settings.CONTEXT() or None
-    try:
-        if not kubeconfig and "KUBERNETES_SERVICE_HOST" in os.environ:
-            config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-            with open(f"{_SERVICE_ACCOUNT}/namespace", encoding="utf-8") as file:
-                namespace = file.read().strip()
-        else:
-            path = kubeconfig or _default_path()
-            config.load_kube_config(path, context=context, client_configuration=configuration)  # type: ignore[no-untyped-call]
-            contexts = config.list_kube_config_contexts(path)  # type: ignore[no-untyped-call]
-            namespace = _namespace_of(contexts, context)
-    except (config.ConfigException, OSError, ValueError) as error:
-        message = f"no cluster is configured: {error}: set KUBECONFIG to a kubeconfig file"
-        raise SetupError("not_configured", message, setting="KUBECONFIG") from None
-    configuration.connection_pool_maxsize = AT_ONCE + 4
-    _refresh_seldom(configuration)
+    configuration, namespace = kubeconfig.load(path, AT_ONCE + 4)
     return Api(configuration, settings.NAMESPACE() or namespace or "default")
 
 
-def _refresh_seldom(configuration: "Configuration") -> None:
-    """Make the client look for a newer token now and then: it does so for each request, by reading all its settings."""
-    options: Any = configuration
-    if (refresh := options.refresh_api_key_hook) is None:
-        return
-    due = 0.0
-
-    def refresh_if_due(given: "Configuration") -> None:
-        nonlocal due
-        if time.monotonic() >= due:
-            refresh(given)
-            due = time.monotonic() + REFRESH_S
-
-    options.refresh_api_key_hook = refresh_if_due
-
-
-def _namespace_of(contexts: Any, wanted: str | None) -> str:
-    every, current = contexts
-    chosen = next((each for each in every if each["name"] == wanted), current)
-    return str((chosen or {}).get("context", {}).get("namespace") or "")
+def _connect(path: str) -> tuple[Api, Seen]:
+    before = kubeconfig.seen(path)  # first: what is written meanwhile is read again
+    return connect(path), before

@@ -12,7 +12,7 @@ from sandkeepd.providers.common.remote import BrokenExecError, Outcome, RemoteSt
 from sandkeepd.providers.kubernetes import channels
 from sandkeepd.providers.kubernetes.channels import Demultiplexer
 from sandkeepd.providers.kubernetes.endpoint import Endpoint, read_endpoint
-from sandkeepd.providers.kubernetes.requests import redacted
+from sandkeepd.providers.kubernetes.requests import UNAUTHORIZED, UnauthorizedError, redacted
 from sandkeepd.providers.kubernetes.websocket import CLOSE_S, RejectedError, WebSocket
 
 if TYPE_CHECKING:
@@ -169,14 +169,20 @@ def _unavailable(server: str, why: object) -> ProviderError:
     return ProviderError("provider_unavailable", message, engine="kubernetes")
 
 
-_FORBIDDEN: Final = (401, 403)
+NO_REASON: Final = "HTTP 403"
+_FORBIDDEN: Final = 403
 _NOT_FOUND: Final = 404
 _NOT_READY: Final = (400, 409)
 
 
 def _refused(status: int, reason: str, pod: str) -> SandkeepError:
     """Return the error for an exec that the API server refused."""
-    if status in _FORBIDDEN:
+    if status == UNAUTHORIZED:
+        return UnauthorizedError(reason)
+    if status == _FORBIDDEN and reason == NO_REASON:
+        message = f"the API server refused the way in which a command in pod {pod} is to be run, without a reason"
+        return ProviderError("provider_unavailable", message)
+    if status == _FORBIDDEN:
         message = f"the daemon may not run commands in pods: {reason}: see the roles in docs/how-to/kubernetes.md"
         return SetupError("not_configured", message, setting="KUBECONFIG")
     if status == _NOT_FOUND:

@@ -1,5 +1,6 @@
 """The objects of this daemon's sandboxes in the cluster: made, followed by one watch a kind, and deleted."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
@@ -19,7 +20,7 @@ from sandkeepd.providers.kubernetes.forms import Form, Forms
 from sandkeepd.providers.kubernetes.manifests import Job
 from sandkeepd.providers.kubernetes.marks import LOG_LABEL, SANDBOX_LABEL
 from sandkeepd.providers.kubernetes.observed import Metadata, Observed, is_running, why_hopeless, why_waiting
-from sandkeepd.providers.kubernetes.requests import CONFLICT, ENGINE, GONE, RefusedError
+from sandkeepd.providers.kubernetes.requests import CONFLICT, ENGINE, GONE, ForbiddenError, RefusedError
 from sandkeepd.providers.kubernetes.watch import Watch, until
 
 SYNCED_S: Final = 30.0
@@ -31,7 +32,9 @@ CHANGED_S: Final = 60
 """Seconds after which a single object is looked at again, whether it was changed or not."""
 
 CHECKED_S: Final = 60.0
-"""Seconds after which the keeper and the policy in the namespace are compared again: anybody there can replace them."""
+"""Seconds after which the keeper and the policy in the namespace are compared again: anybody there can replace them.
+The resources that the cluster has are asked for again as often.
+"""
 
 DELETED_S: Final = 60.0
 """Seconds that the cluster may take to delete a sandbox's objects, before the daemon says who holds them."""
@@ -64,6 +67,7 @@ class Objects:
         self._log_id = log_id
         self._nursery = nursery
         self._forms: Forms | None = None
+        self._discovered = -math.inf
         self._keeper: dict[str, tuple[str, float]] = {}
         self._watches: dict[Kind, Watch] = {}
         self._preparing = trio.Lock()
@@ -71,18 +75,26 @@ class Objects:
     # What there is
 
     async def forms(self) -> Forms:
-        """Return the resources that the cluster has, as they were at the first use."""
-        if self._forms is None:  # looked at first, as a lock takes longer
-            async with self._preparing:
+        """Return the resources that the cluster has, as they were not long ago: somebody may install some."""
+        if (known := self._known_forms()) is not None:  # looked at first, as a lock takes longer
+            return known
+        async with self._preparing:
+            if (known := self._known_forms()) is not None:
+                return known
+            try:
+                return await self.discover()
+            except SandkeepError:
                 if self._forms is None:
-                    self._forms = await self._cluster.call(forms.discover)
-        return self._forms
+                    raise
+                return self._forms  # what the cluster had does not go because it does not answer
+
+    def _known_forms(self) -> Forms | None:
+        return self._forms if trio.current_time() - self._discovered <= CHECKED_S else None
 
     async def discover(self) -> Forms:
-        """Ask the cluster anew for its resources: somebody may have installed some. Those known before stay if that
-        fails.
-        """
+        """Ask the cluster anew for its resources. Those known before stay if that fails."""
         self._forms = await self._cluster.call(forms.discover)
+        self._discovered = trio.current_time()
         return self._forms
 
     async def keeper(self, machine: str) -> str:
@@ -318,9 +330,14 @@ class Objects:
             found = objects.get(sandbox_id, made.uid), pods.get(sandbox_id, uid), pods.owned(sandbox_id, owner)
             return [each for each in found if each is not None]
 
-        await self._cluster.call(lambda api: api.delete(kind, made.name, made.uid))
-        if made.form != "pod":  # which its controller deletes, too, if that runs
-            await self._cluster.call(lambda api: api.delete(PODS, name, uid))
+        try:
+            await self._cluster.call(lambda api: api.delete(kind, made.name, made.uid))
+            if made.form != "pod":  # which its controller deletes, too, if that runs
+                await self._cluster.call(lambda api: api.delete(PODS, name, uid))
+        except ForbiddenError:  # with the namespace, the role has gone that allowed it
+            if left():
+                raise
+            return
         with trio.move_on_after(DELETED_S):
             await until(sandbox_id, [objects, pods], lambda: None if left() else True)
             await self._await_gone(kind, made.name, made.uid)  # one that has lost its labels is not watched

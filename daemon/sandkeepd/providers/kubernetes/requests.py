@@ -51,10 +51,10 @@ _REFUSAL_BYTES: Final = 64 * 1024
 NOT_FOUND: Final = 404
 CONFLICT: Final = 409
 GONE: Final = 410
-_UNAUTHORIZED: Final = 401
+UNAUTHORIZED: Final = 401
 _FORBIDDEN: Final = 403
 _INVALID: Final = (400, 422)
-_TOO_MANY: Final = 429
+_BUSY: Final = (429, 503)
 _SERVER_ERROR: Final = 500
 
 
@@ -113,6 +113,35 @@ class RefusedError(ProviderError):
         super().__init__("provider_unavailable", f"the cluster refused: {reason}")
         self.status = status
         self.reason = reason
+
+
+class BusyError(ProviderError):
+    """Raised when the API server did not do what was requested, and may soon, as while it starts."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("provider_unavailable", f"the API server failed: {reason}", engine=ENGINE)
+
+
+class ForbiddenError(SetupError):
+    """Raised when the daemon may not do something, or while the API server does not know yet that it may."""
+
+    def __init__(self, reason: str) -> None:
+        message = (
+            f"the daemon may not do that in the cluster: {reason}: see the roles in docs/how-to/kubernetes.md, and "
+            "that nobody has deleted the namespace"
+        )
+        super().__init__("not_configured", message, setting="KUBECONFIG")
+
+
+class UnauthorizedError(SetupError):
+    """Raised when the API server does not know the daemon's credentials (any more)."""
+
+    def __init__(self, why: str) -> None:
+        message = (
+            f"the cluster does not know the daemon's credentials (401: {why}): they have expired or were revoked: "
+            "renew those in KUBECONFIG"
+        )
+        super().__init__("not_configured", message, setting="KUBECONFIG")
 
 
 class Requests:
@@ -176,6 +205,14 @@ class Requests:
             piece: bytes = response.read1(_PIECE, decode_content=False)
         # The server should have ended it: a connection that only drips would be held for ever.
         return piece if time.monotonic() < deadline else b""
+
+    def is_ready(self) -> bool:
+        """Return True if the API server has started, and knows all roles."""
+        try:
+            self.fetch("GET", "/readyz")
+        except SandkeepError:
+            return False
+        return True
 
     def decoded(self, data: bytes, read: Callable[[bytes], T]) -> T:
         """Return what `read` makes of a JSON document. Raises `provider_unavailable` if it is malformed."""
@@ -259,14 +296,17 @@ class Requests:
 
     def _refusal(self, status: int, reason: str) -> SandkeepError:
         reason = reason or f"HTTP {status}"
-        if status in (_UNAUTHORIZED, _FORBIDDEN):
-            message = f"the daemon may not do that in the cluster: {reason}: see the roles in docs/how-to/kubernetes.md"
-            return SetupError("not_configured", message, setting="KUBECONFIG")
+        if status == UNAUTHORIZED:
+            return UnauthorizedError(reason)
+        if status == _FORBIDDEN:
+            return ForbiddenError(reason)
         if status in _INVALID:
             return CallerError("invalid", f"the cluster refused the object: {reason}")
         if 300 <= status < 400:
             return self.nonsense(f"a redirect (HTTP {status})")
-        if status == _TOO_MANY or status >= _SERVER_ERROR:
+        if status in _BUSY:
+            return BusyError(reason)
+        if status >= _SERVER_ERROR:
             return ProviderError("provider_unavailable", f"the API server failed: {reason}", engine=ENGINE)
         return RefusedError(status, reason)
 

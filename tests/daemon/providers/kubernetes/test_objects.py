@@ -78,7 +78,7 @@ async def test_a_watch_that_is_cut_goes_on_and_one_that_is_too_old_begins_anew(
 
 async def test_an_api_server_that_fails_is_told_and_comes_back(provider: KubernetesProvider, kubernetes: Any) -> None:
     await make(provider)
-    fault = {"method": "POST", "path": ".*/sandboxes$", "status": 503, "times": 1}
+    fault = {"method": "POST", "path": ".*/sandboxes$", "status": 500, "times": 1}
     await trio.to_thread.run_sync(lambda: kubernetes.faults(**fault))
     error = await refused_async("provider_unavailable", make(provider))
     assert error.data["engine"] == "kubernetes"
@@ -183,7 +183,7 @@ async def test_what_was_found_out_stays_known_while_the_cluster_fails(
     provider: KubernetesProvider, kubernetes: Any
 ) -> None:
     instance = await make(provider)
-    fault = {"method": "GET", "path": "^/apis/?$", "status": 503, "times": 1}
+    fault = {"method": "GET", "path": "^/apis/?$", "status": 500, "times": 1}
     await trio.to_thread.run_sync(lambda: kubernetes.faults(**fault))
     assert not (await provider.capabilities()).works
     assert (await provider.objects.forms()).sandboxes == "v1beta1"
