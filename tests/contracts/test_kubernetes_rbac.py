@@ -57,7 +57,7 @@ def test_the_role_of_the_daemon(places: str, new_daemon: Callable[[], RunningDae
     directory.chmod(0o755)
     with start_cluster(directory / "cluster", unpack(directory / "images")) as cluster:
         prepare(cluster)
-        cluster.script(snapshot_delay_s=3)  # else none may have to be waited for
+        cluster.script(snapshot_delay_s=3, pod_delay_s=2)  # else nothing may have to be waited for
         token = cluster.issue_token(DAEMON)
         daemon = new_daemon()
         daemon.env["KUBECONFIG"] = str(cluster.write_kubeconfig(tmp_path / "kubeconfig", token, NAMESPACE))

@@ -11,6 +11,7 @@ from sandkeep.protocol.methods import SandboxCreate
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import ForkState
+from sandkeepd.contract.caller import STARTING
 from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.provider import Provider
 from sandkeepd.core import rules
@@ -96,6 +97,7 @@ class SandboxCreation(Creation[SandboxState, Sandbox]):
     async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
         maker, sandbox, intent = order.payload, order.subject, order.intent
         assert intent is not None
+        STARTING.set(order.progress)
         order.context = made = await maker.make(self.core.provider(sandbox.requested.provider), sandbox)
         created = events.SandboxCreated(isolation=made.isolation, handle=made.handle)
         return [NewEvent(order.stream, created, order.stream, intent.revision), *maker.found()]

@@ -37,6 +37,7 @@ class Kubelet:
         self.restore: Callable[[Object], Awaitable[Restore | None]] | None = None
         self.delay_s = 0.0
         self.unschedulable = ""
+        self.sandbox_failure = ""
         self.changed = asyncio.Condition()
         self.starts = asyncio.Semaphore(STARTS)
         self._pods: dict[str, Pod] = {}
@@ -45,13 +46,15 @@ class Kubelet:
     def script(self, *, pod_delay_s: float | None = None, unschedulable: str | None = None, **others: Any) -> None:
         """Change behaviour: seconds before a pod is scheduled; the message with which pods stay unscheduled, or "".
 
-        Options: names of pods to `evict`, and to `starve`, of which the kernel kills the last container.
+        Options: `sandbox_failure`, why no pod can be started, or ""; names of pods to `evict`, and to `starve`, of
+        which the kernel kills the last container.
         """
         if pod_delay_s is not None:
             self.delay_s = pod_delay_s
         if unschedulable is not None:
             self.unschedulable = unschedulable
             asyncio.get_running_loop().create_task(self._notify())
+        self.sandbox_failure = others.get("sandbox_failure", self.sandbox_failure)
         for pod in self._pods.values():
             if pod.name in others.get("evict", []):
                 pod.fail("Evicted", "The node was low on resource: memory.")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tests.support.doubles.processes import StartError
 from tests.support.kubernetes.containers import container_spec
 from tests.support.kubernetes.errors import ApiError
+from tests.support.kubernetes.events import warn
 from tests.support.kubernetes.pod_status import PodState
 from tests.support.kubernetes.runsc_runtime import RunscContainer
 from tests.support.kubernetes.runtime import stop
@@ -144,6 +145,7 @@ class Pod:
         limit = self.object["spec"].get("activeDeadlineSeconds")
         try:
             async with asyncio.timeout(limit):
+                await self._until_ready(self._make_sandbox)
                 self._volumes = await self._until_ready(self._make_volumes)
                 for slot in self._init:
                     if not await self._run_init(slot):
@@ -163,6 +165,12 @@ class Pod:
                     slot.state.wait(error.reason, str(error))
                 self.publish()
                 await asyncio.sleep(RETRY_S)
+
+    def _make_sandbox(self) -> None:
+        """Raise NotReadyError while the node cannot make what containers run in, of which an Event alone tells."""
+        if why := self._kubelet.sandbox_failure:
+            warn(self._kubelet.store, self.object, "FailedCreatePodSandBox", f"Failed to create pod sandbox: {why}")
+            raise NotReadyError("ContainerCreating", "")
 
     def _make_volumes(self) -> dict[str, str]:
         name = self.object["spec"].get("runtimeClassName")

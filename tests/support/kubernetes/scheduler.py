@@ -5,6 +5,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from tests.support.kubernetes.errors import ApiError
+from tests.support.kubernetes.events import warn
 from tests.support.kubernetes.pod_status import NODE, PodState, merged
 
 if TYPE_CHECKING:
@@ -42,3 +43,4 @@ def _refuse(kubelet: "Kubelet", pod: Object, message: str) -> None:
 
     with contextlib.suppress(ApiError):
         kubelet.store.update("pods", meta["namespace"], meta["name"], write, subresource="status")
+    warn(kubelet.store, pod, "FailedScheduling", message)

@@ -4,27 +4,35 @@ import logging
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import trio
 
-from sandkeep.errors import SandkeepError
+from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.system.backoff import pauses
+from sandkeepd.contract.processes import Launch
 from sandkeepd.host.hostile_files import HostileTree
+from sandkeepd.keeper.channel import REQUEST_DEADLINE_S
 from sandkeepd.keeper.pause import Pause
 from sandkeepd.keeper.pipes import Piped
 from sandkeepd.keeper.relay import Relay
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common.keeper_provider import HeldInstance
 from sandkeepd.providers.common.piped import run_piped
-from sandkeepd.providers.common.remote import BrokenExecError, Remote, RemoteStream
+from sandkeepd.providers.common.remote import BrokenExecError, Remote, RemoteStream, UnansweredError
 from sandkeepd.providers.common.remote_viewers import RemoteViewers
 
 logger = logging.getLogger("sandkeepd")
 
+Ended: TypeAlias = tuple[int | None, bytes, bytes]
+"""Exit code, stdout and stderr of a helper command."""
+
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 10.0
-"""Pauses between attempts to open a broken channel again."""
+"""Pauses between attempts to open a broken channel again, if the service does not say otherwise."""
+
+REOPENED_S: Final = 3.0
+"""Seconds that a command waits for a broken channel, so that short interruptions are not noticed."""
 
 RELAY_ENDS_S: Final = 5.0
 """Seconds that the sandbox's end of a channel may take to end when the channel is closed."""
@@ -91,15 +99,19 @@ class RelayedInstance(HeldInstance):
         waits = pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             await self._open.wait()
-            begun = trio.current_time()
+            begun, was_answered = trio.current_time(), True
             with trio.CancelScope() as self._connection:
-                await self._connect_once()
+                was_answered = await self._connect_once()
             if self._open.is_set():
-                if trio.current_time() - begun > LONGEST_PAUSE_S:
+                if trio.current_time() - begun > LONGEST_PAUSE_S or not was_answered:
                     waits = pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-                await trio.sleep(next(waits) * random.uniform(0.5, 1.5))  # noqa: S311  # other daemons wait, too
+                if not was_answered:
+                    await self.remote.recovered()
+                pause_s = min(next(waits), self.remote.longest_pause_s())
+                await trio.sleep(pause_s * random.uniform(0.5, 1.5))  # noqa: S311  # other daemons wait, too
 
-    async def _connect_once(self) -> None:
+    async def _connect_once(self) -> bool:
+        """Serve one connection; return False if the service did not answer."""
         self._disconnected = trio.Event()
         try:
             async with self.remote.channel([self._program, "-r", self._directory_there]) as stream:
@@ -111,6 +123,7 @@ class RelayedInstance(HeldInstance):
                         await _end(stream)
         except SandkeepError as error:
             self.why_disconnected = error.message
+            return not isinstance(error, UnansweredError)
         except Exception:  # whatever a sandbox sends must not end the daemon
             logger.exception("the channel to %s broke", self.remote.name)
             self.why_disconnected = "the daemon failed: see its log"
@@ -118,6 +131,39 @@ class RelayedInstance(HeldInstance):
             self._disconnected.set()
             self.broke.set()
             self.broke = trio.Event()
+        return True
+
+    async def launch(self, launch: Launch) -> int:
+        """See `Instance.launch`. Raises `provider_unavailable` when the channel is broken: it would be carried out some
+        time later.
+        """
+        await self._require_channel()
+        return await super().launch(launch)
+
+    async def run_command(self, command: Sequence[str], stdin: bytes | None = None, **more: Any) -> Ended:
+        """See `Instance.run_command`, and `launch`."""
+        await self._require_channel()
+        return await super().run_command(command, stdin, **more)
+
+    async def _require_channel(self) -> None:
+        if await self._has_channel(REOPENED_S, trio.Event()):
+            return
+        # One attempt that is under way may be slow, as everything on a busy machine.
+        if not self._disconnected.is_set() and await self._has_channel(REQUEST_DEADLINE_S, self._disconnected):
+            return
+        message = f"{self.remote.name} cannot be reached: {self.why_disconnected or 'it does not answer'}"
+        raise ProviderError("provider_unavailable", message, sandbox_id=self.sandbox_id)
+
+    async def _has_channel(self, seconds: float, given_up: trio.Event) -> bool:
+        """Wait until the channel is open, or `given_up`; return True if requests need not wait for it, or have to."""
+        connected, gone = self.relay.connected, self._channel.gone
+        if connected.is_set() or gone.is_set() or not self._open.is_set():
+            return True
+        with trio.move_on_after(seconds):
+            async with trio.open_nursery() as nursery:
+                for event in (connected, gone, given_up):
+                    nursery.start_soon(_cancel_after, event, nursery.cancel_scope)
+        return connected.is_set() or gone.is_set() or not self._open.is_set()
 
     def sweep(self) -> None:
         """See `KeeperInstance.sweep`. A relay in the sandbox that takes nothing any more, as when the code inside has
@@ -176,6 +222,11 @@ class RelayedInstance(HeldInstance):
             if not self._disconnected.is_set():
                 await self._disconnected.wait()
             self.relay.close()
+
+
+async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
 
 
 async def _end(stream: RemoteStream) -> None:

@@ -39,6 +39,10 @@ class BrokenExecError(trio.BrokenResourceError):
     """Raised when the connection of a command broke: the command may go on."""
 
 
+class UnansweredError(ProviderError):
+    """Raised when the service itself does not answer: every request waits for its return then."""
+
+
 class RemoteStream(trio.abc.Stream):
     """A command in a sandbox elsewhere. Sending writes to its stdin, receiving reads its stdout to the command's end.
 
@@ -135,5 +139,15 @@ class Remote(Protocol):
         ...
 
     def channel(self, command: Sequence[str]) -> AbstractAsyncContextManager[RemoteStream]:
-        """Run a command as `exec` does, in its turn: few of all sandboxes' channels are opened at a time."""
+        """Run a command as `exec` does, in its turn: few of all sandboxes' channels are opened at a time. A peer that
+        does not answer what is sent is noticed soon.
+        """
+        ...
+
+    async def recovered(self) -> None:
+        """Wait until the service answers again, after `UnansweredError`."""
+        ...
+
+    def longest_pause_s(self) -> float:
+        """Return the seconds after which a channel that cannot be opened is tried again, at most."""
         ...

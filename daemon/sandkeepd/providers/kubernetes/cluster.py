@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote
+from weakref import WeakSet
 
 import msgspec
 import trio
@@ -162,8 +163,10 @@ class Api:
             if refused.status not in (NOT_FOUND, CONFLICT):
                 raise
 
-    def list(self, kind: Kind, selector: str, read: Callable[[bytes], Any] = _observed) -> Listed:
-        """Return the objects with these labels, each decoded by `read`.
+    def list(
+        self, kind: Kind, selector: str, read: Callable[[bytes], Any] = _observed, *, fields: str | None = None
+    ) -> Listed:
+        """Return the objects with these labels and fields, each decoded by `read`.
 
         As dictionaries, a thousand pods take 50 MiB. An object that cannot be decoded hides no other.
         """
@@ -171,8 +174,9 @@ class Api:
         deadline = time.monotonic() + requests.CALL_S
         while True:
             data = self.requests.fetch(
-                "GET", self._path(kind), labelSelector=selector or None, limit=_PAGE, **{"continue": following}
-            )
+                "GET", self._path(kind), labelSelector=selector or None, fieldSelector=fields, limit=_PAGE,
+                **{"continue": following},
+            )  # fmt: skip
             page = self.requests.decoded(data, _page)
             size += len(data)
             if size > requests.LIST_BYTES or len(found) + len(page.items) > requests.LIST_OBJECTS:
@@ -234,6 +238,8 @@ class Cluster:
         self._threads = Threads(AT_ONCE, abandon_on_cancel=True)
         self.opening = trio.CapacityLimiter(AT_ONCE)
         """Taken to open a channel: those of all pods break at once when the API server is started anew."""
+        self.broken = WeakSet[object]()
+        """The pods whose channels could not be opened."""
         self._api: Api | None = None
         self._seen: Seen = ()
         self._look_at = 0.0

@@ -8,7 +8,7 @@ import trio
 
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError, StateError
 from sandkeep_store.threads import in_abandoned_thread
-from sandkeepd.providers.common.remote import BrokenExecError, Outcome, RemoteStream, readable
+from sandkeepd.providers.common.remote import BrokenExecError, Outcome, RemoteStream, UnansweredError, readable
 from sandkeepd.providers.kubernetes import channels
 from sandkeepd.providers.kubernetes.channels import Demultiplexer
 from sandkeepd.providers.kubernetes.endpoint import Endpoint, read_endpoint
@@ -43,6 +43,10 @@ class ExecStream(RemoteStream):
     def outcome(self) -> Outcome | None:
         """The end of the command, once all its output was received."""
         return channels.outcome(bytes(self._status)) if self._is_over and self._status else None
+
+    def probe(self) -> None:
+        """Notice soon from now on when nothing comes after something was sent."""
+        self._socket.is_probed = True
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Write to stdin; wait for room in the connection."""
@@ -166,7 +170,7 @@ def _cause(error: BaseException) -> BaseException:
 def _unavailable(server: str, why: object) -> ProviderError:
     reason = readable(str(why)) or "the connection broke"
     message = f"the API server at {server} does not answer: {reason}: see that the cluster runs"
-    return ProviderError("provider_unavailable", message, engine="kubernetes")
+    return UnansweredError("provider_unavailable", message, engine="kubernetes")
 
 
 NO_REASON: Final = "HTTP 403"

@@ -19,8 +19,9 @@ from sandkeepd.providers.kubernetes.cluster import PODS, Api, Cluster, Json, Kin
 from sandkeepd.providers.kubernetes.forms import Form, Forms
 from sandkeepd.providers.kubernetes.manifests import Job
 from sandkeepd.providers.kubernetes.marks import LOG_LABEL, SANDBOX_LABEL
-from sandkeepd.providers.kubernetes.observed import Metadata, Observed, is_running, why_hopeless, why_waiting
+from sandkeepd.providers.kubernetes.observed import Metadata, Observed, is_running, why_hopeless
 from sandkeepd.providers.kubernetes.requests import CONFLICT, ENGINE, GONE, ForbiddenError, RefusedError
+from sandkeepd.providers.kubernetes.warnings import Warnings
 from sandkeepd.providers.kubernetes.watch import Watch, until
 
 SYNCED_S: Final = 30.0
@@ -66,6 +67,7 @@ class Objects:
         self._cluster = cluster
         self._log_id = log_id
         self._nursery = nursery
+        self._warnings = Warnings(cluster, nursery)
         self._forms: Forms | None = None
         self._discovered = -math.inf
         self._keeper: dict[str, tuple[str, float]] = {}
@@ -218,12 +220,18 @@ class Objects:
                 return pod
             return pod if _is_restored(pod, restored_from) else None
 
-        with trio.move_on_after(settings.START_S()):
-            if made.form == "claim":
-                made = await self._with_owner(made, await until(sandbox_id, watches, given))
-            return made, await until(sandbox_id, watches, look)
-        why = why_waiting(next(reversed(seen()), None))
-        message = f"the sandbox's pod did not run within {settings.START_S()} s: {why}"
+        def last() -> Observed | None:
+            return next(reversed(seen()), None)
+
+        telling = self._warnings.tell(last)
+        try:
+            with trio.move_on_after(settings.START_S()):
+                if made.form == "claim":
+                    made = await self._with_owner(made, await until(sandbox_id, watches, given))
+                return made, await until(sandbox_id, watches, look)
+        finally:
+            telling.cancel()
+        message = f"the sandbox's pod did not run within {settings.START_S()} s: {await self._warnings.why(last())}"
         raise ProviderError("provider_unavailable", message)
 
     async def _with_owner(self, claim: Made, name: str) -> Made:

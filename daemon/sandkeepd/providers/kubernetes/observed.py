@@ -247,15 +247,15 @@ def why_hopeless(found: Observed, container: str) -> str | None:
         return f"{name} is being deleted"
     if status.phase in _ENDED:
         return (
-            f"pod {name} ended as it started: {_sentence(status.reason, status.message) or _exits(found) or _NO_REASON}"
+            f"pod {name} ended as it started: {sentence(status.reason, status.message) or _exits(found) or _NO_REASON}"
         )
     for each in (*status.init_container_statuses, _status(found, container)):
         waiting = each.state.waiting
         if waiting is not None and waiting.reason in _HOPELESS:
-            return f"container {each.name} of pod {name}: {_sentence(waiting.reason, waiting.message)}"
+            return f"container {each.name} of pod {name}: {sentence(waiting.reason, waiting.message)}"
     ready = found.condition("Ready")
     if ready.status == "False" and (ready.reason in _HOPELESS_CONDITIONS or _is_refused(ready)):
-        return f"{name}: {_sentence(ready.reason, ready.message)}"
+        return f"{name}: {sentence(ready.reason, ready.message)}"
     return None
 
 
@@ -270,11 +270,13 @@ def why_waiting(found: Observed | None) -> str:
         return "the cluster made no pod for it"
     for each in found.status.container_statuses:
         if each.state.waiting is not None and each.state.waiting.reason:
-            return _sentence(each.state.waiting.reason, each.state.waiting.message)
+            return sentence(each.state.waiting.reason, each.state.waiting.message)
     for kind in ("PodScheduled", "Ready"):
         condition = found.condition(kind)
         if condition.status == "False":
-            return _sentence(condition.reason, condition.message)
+            return sentence(condition.reason, condition.message)
+    if found.status.phase == "Pending" and not found.condition("PodScheduled").status:
+        return "no scheduler has looked at it yet"
     return f"its phase is {found.status.phase or 'unknown'}"
 
 
@@ -282,9 +284,9 @@ def ending_of(pod: Observed | None, container: str) -> Ending:
     """Return the end of a sandbox whose pod, or whose container in it, has ended; None is a pod that is gone."""
     if pod is None or pod.is_going:
         target = Condition() if pod is None else pod.condition("DisruptionTarget")
-        why = f" ({_sentence(target.reason, target.message)})" if target.status == "True" else ""
+        why = f" ({sentence(target.reason, target.message)})" if target.status == "True" else ""
         return Ending(kind="lost", message=f"its pod was deleted outside Sandkeep{why}")
-    why = _sentence(pod.status.reason, pod.status.message)
+    why = sentence(pod.status.reason, pod.status.message)
     exits = _exits(pod) if pod.status.phase in _ENDED else _exit(_status(pod, container))
     return Ending(kind="failed", message=f"its pod ended: {': '.join(filter(None, (why, exits))) or _NO_REASON}")
 
@@ -309,11 +311,12 @@ def _exit(status: ContainerStatus) -> str:
     end = status.state.terminated or status.last_state.terminated
     if end is None:
         return ""
-    why = f" ({_sentence(end.reason, end.message)})" if end.reason not in ("", "Error", "Completed") else ""
+    why = f" ({sentence(end.reason, end.message)})" if end.reason not in ("", "Error", "Completed") else ""
     hint = ": give it more memory" if end.reason == "OOMKilled" else ""
     return f"container {status.name}: exit code {end.exit_code}{why}{hint}"
 
 
-def _sentence(reason: str, message: str) -> str:
+def sentence(reason: str, message: str) -> str:
+    """Return what the cluster says as one line that is not too long."""
     text = ": ".join(filter(None, (reason, message)))
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:_MOST_SHOWN]

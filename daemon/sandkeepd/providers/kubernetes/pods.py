@@ -18,6 +18,10 @@ COPY_S: Final = 60.0
 TURN_S: Final = 2.0
 """Seconds after which a channel that is being opened is not counted any more."""
 
+LONGEST_PAUSE_S: Final = 1.0
+EACH_S: Final = 0.02
+"""Seconds between attempts to open the channel of a pod whose node does not answer, and for each such pod."""
+
 _COPY: Final = """
 umask 022
 for place in /tmp /var/tmp /run "$PWD"; do
@@ -79,10 +83,22 @@ class Pod:
     @asynccontextmanager
     async def channel(self, command: Sequence[str]) -> AsyncIterator[ExecStream]:
         """Run a command as `exec` does, in its turn: few of all pods' channels are opened at a time."""
+        broken = self._cluster.broken
         async with AsyncExitStack() as stack:
             async with _turn(self._cluster.opening):
+                broken.add(self)
                 stream = await stack.enter_async_context(self.exec(command))
+                stream.probe()
+                broken.discard(self)
             yield stream
+
+    async def recovered(self) -> None:
+        """See `Remote.recovered`."""
+        await self._cluster.recovered()
+
+    def longest_pause_s(self) -> float:
+        """See `Remote.longest_pause_s`. The more pods cannot be reached, the less often each is tried."""
+        return max(LONGEST_PAUSE_S, EACH_S * len(self._cluster.broken))
 
     async def copy_keeper(self, program: bytes) -> tuple[str, str]:
         """Put the keeper into a container that runs already, and start it there; return its directory, and the one in

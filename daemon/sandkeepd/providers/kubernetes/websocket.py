@@ -32,6 +32,12 @@ PING_S: Final = 20.0
 SILENCE_PINGS: Final = 3
 """Unanswered pings after which the connection counts as broken: a minute, as for `kubectl`."""
 
+PROBED_S: Final = 2.0
+ANSWERED_S: Final = 4.0
+"""Seconds without a message, after one was sent, until a peer is asked for a sign of life that has to be noticed soon,
+and seconds until that has to come.
+"""
+
 CLOSE_S: Final = 1.0
 """Seconds that the closing handshake may take."""
 
@@ -59,6 +65,10 @@ class WebSocket:
         self._sending = trio.Lock()
         self._is_torn = False
         self._owed: Event | None = None
+        self.is_probed = False
+        """True if it is to be noticed soon when nothing comes after something was sent."""
+        self._is_unanswered = False
+        self._waiting: trio.CancelScope | None = None
         self.subprotocol: str | None = None
         self.close_reason = "it closed the connection"
 
@@ -109,6 +119,10 @@ class WebSocket:
     async def send(self, message: bytes) -> None:
         """Send a binary message, in one frame. Cancelled, it may have been sent in part: only `aclose` is left then."""
         await self._send(BytesMessage(data=message))
+        if self.is_probed and not self._is_unanswered:
+            self._is_unanswered = True
+            if self._waiting is not None:
+                self._waiting.deadline = min(self._waiting.deadline, trio.current_time() + PROBED_S)
 
     async def _send(self, event: Event) -> None:
         try:
@@ -153,16 +167,24 @@ class WebSocket:
             self._events = self._protocol.events()
 
     async def _receive_some(self, timeout_s: float | None) -> bytes:
-        pings = 0
+        pings, is_asked = 0, False
         while pings <= SILENCE_PINGS:
-            with trio.move_on_after(PING_S if timeout_s is None else timeout_s):
-                return bytes(await self._stream.receive_some(RECEIVE_BYTES))
-            if timeout_s is not None:
+            with trio.move_on_after(self._patience_s(timeout_s, is_asked=is_asked)) as self._waiting:
+                data = bytes(await self._stream.receive_some(RECEIVE_BYTES))
+                self._is_unanswered = False
+                return data
+            if timeout_s is not None or (is_asked and self._is_unanswered):
                 break
             if not self._sending.locked():  # else it has not read all of what came before the ping
                 pings += 1
+                is_asked = self._is_unanswered
                 self._send_soon(Ping(payload=b"sandkeep"))
         raise trio.BrokenResourceError("it does not answer")
+
+    def _patience_s(self, timeout_s: float | None, *, is_asked: bool) -> float:
+        if timeout_s is not None:
+            return timeout_s
+        return (ANSWERED_S if is_asked else PROBED_S) if self._is_unanswered else PING_S
 
     def _send_soon(self, event: Event) -> None:
         """Send a control frame from a task of its own: a receiver that waits for room to send can wait for ever. Of

@@ -11,7 +11,7 @@ from sandkeep.errors import SandkeepError
 from sandkeepd.host.hostile_files import HostileTree
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common.inside import INSIDE, WORKSPACE
-from sandkeepd.providers.common.relayed_instance import RelayedInstance
+from sandkeepd.providers.common.relayed_instance import LONGEST_PAUSE_S, RelayedInstance
 from sandkeepd.providers.modal.exec import ModalStream, open_exec
 from sandkeepd.providers.modal.sdk import STREAM_MARK
 from sandkeepd.providers.modal.service import Service
@@ -101,6 +101,14 @@ class ModalRemote:
             async with self._service.opening:
                 stream = await stack.enter_async_context(open_exec(self._service, self.sandbox, argv))
             yield stream
+
+    async def recovered(self) -> None:
+        """See `Remote.recovered`."""
+        await self._service.recovered()
+
+    def longest_pause_s(self) -> float:
+        """See `Remote.longest_pause_s`."""
+        return LONGEST_PAUSE_S
 
     async def end_earlier(self) -> None:
         """End helper commands of an earlier daemon: nothing at Modal ends an exec when its client has gone."""

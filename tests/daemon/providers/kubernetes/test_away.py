@@ -1,0 +1,116 @@
+"""A cluster that goes away and comes back: what is asked meanwhile is told why, and goes on by itself afterwards."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import trio
+from tests.daemon.providers.kubernetes.conftest import make, opened, output_of
+from tests.support.counting import counting
+from tests.support.expect import refused_async, until_async
+from tests.support.patience import patient
+from tests.support.proxy import BreakingLine
+
+from sandkeep.ids import PROCESS, new_id
+from sandkeepd.contract.processes import Launch
+from sandkeepd.providers.common import relayed_instance
+from sandkeepd.providers.kubernetes import websocket
+from sandkeepd.providers.kubernetes.provider import KubernetesProvider
+
+pytestmark = pytest.mark.needs("root")
+
+NODE_AWAY = {"path": "/exec\\?", "status": 500, "message": "error dialing backend: dial tcp: connection refused"}
+
+
+@pytest.fixture
+def line(kubernetes: Any, tmp_path: Path) -> Iterator[BreakingLine]:
+    """The way to the API server; the kubeconfig is beside it."""
+    with BreakingLine(urlsplit(kubernetes.url).port or 0) as made:
+        path = kubernetes.write_kubeconfig(tmp_path / "kubeconfig", kubernetes.token)
+        path.write_text(path.read_text().replace(kubernetes.url, made.url))
+        yield made
+
+
+@pytest.fixture
+async def provider(line: BreakingLine, tmp_path: Path) -> AsyncIterator[KubernetesProvider]:
+    async with opened(tmp_path / "kubeconfig", tmp_path / "state", new_id("log")) as made:
+        yield made
+        for sandbox_id in (await made.found())[0]:
+            await made.terminate(sandbox_id, {}, {})
+
+
+async def works_again(instance: Any) -> None:
+    with trio.fail_after(patient(60)):
+        await instance.relay.connected.wait()
+    assert await output_of(instance, "echo on") == "on\n"
+
+
+async def test_a_command_is_told_that_the_server_is_away(
+    provider: KubernetesProvider, line: BreakingLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = await make(provider)
+    process_id = new_id(PROCESS)
+    await instance.launch(Launch(process_id=process_id, command=["sh", "-c", counting("n", pause_s=0.02)]))
+    line.down = True
+    line.break_all()
+    await until_async(lambda: not instance.relay.connected.is_set())
+    monkeypatch.setattr(relayed_instance, "REOPENED_S", 0.1)
+    launch = Launch(process_id=new_id(PROCESS), command=["true"])
+    for asked in (instance.launch(launch), instance.run_command(["true"])):
+        error = await refused_async("provider_unavailable", asked)
+        assert "does not answer" in error.message
+    size = instance.read(process_id, "stdout", 0, 0).size
+    line.down = False
+    await works_again(instance)
+    with trio.fail_after(patient(60)):
+        await instance.wait_output(process_id, size, 0)  # what ran, ran on
+    assert instance.exit_of(launch.process_id) is None
+
+
+async def test_a_short_interruption_is_not_noticed(provider: KubernetesProvider, line: BreakingLine) -> None:
+    instance = await make(provider)
+    for _ in range(3):
+        line.break_all()
+        assert await output_of(instance, "echo on") == "on\n"
+
+
+async def test_a_command_is_told_that_its_node_is_away(
+    provider: KubernetesProvider, kubernetes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = await make(provider)
+    monkeypatch.setattr(relayed_instance, "REOPENED_S", 0.1)
+    kubernetes.faults(**NODE_AWAY, times=None)
+    kubernetes.faults(cut_exec={"pod": instance.place.pod})
+    try:
+        await until_async(lambda: instance in [*_broken(instance)])
+        error = await refused_async("provider_unavailable", instance.run_command(["true"]))
+        assert "error dialing backend" in error.message
+    finally:
+        await trio.to_thread.run_sync(lambda: kubernetes.control("DELETE", "faults"))
+    await works_again(instance)
+    assert len(provider.cluster.broken) == 0
+
+
+def _broken(instance: Any) -> list[Any]:
+    return [instance] if instance.pod in instance.pod._cluster.broken else []
+
+
+async def test_a_server_that_falls_silent_is_noticed_by_what_it_does_not_answer(
+    provider: KubernetesProvider, line: BreakingLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes connections, and answers nothing, as one that was stopped does."""
+    monkeypatch.setattr(websocket, "PROBED_S", 0.2)
+    monkeypatch.setattr(websocket, "ANSWERED_S", 0.2)
+    instance = await make(provider)
+    connected, broke = instance.relay.connected, instance.broke
+    assert connected.is_set()
+    line.silent_after = 0
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(output_of, instance, "echo on")
+        with trio.fail_after(patient(60)):
+            await broke.wait()
+        line.mend()
+        line.break_all()
