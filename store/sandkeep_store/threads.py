@@ -43,6 +43,11 @@ def working_for(owner: str, *, is_urgent: bool = False) -> Iterator[None]:
         _is_urgent.reset(tokens[1])
 
 
+def present_owner() -> str:
+    """Return the owner for whom the present task works."""
+    return _owner.get()
+
+
 def check_cancelled() -> None:
     """Raise in a thread of `Threads` once its call is cancelled. Call it at least a few times a second in long work: it
     is where the work waits while others have their turns.
@@ -79,7 +84,7 @@ class Threads:
     @property
     def share(self) -> trio.CapacityLimiter:
         """The threads of the owner for whom the present task works."""
-        return self._shares.setdefault(_owner.get(), trio.CapacityLimiter(self._at_once))
+        return self._shares.setdefault(present_owner(), trio.CapacityLimiter(self._at_once))
 
     async def __call__(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Run a function in a thread, as soon as the owner's share allows, and return its result."""
@@ -91,7 +96,7 @@ class Threads:
         )
 
     async def _in_turns(self, turns: Turns, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        turn = Turn(turns, _owner.get(), is_urgent=_is_urgent.get())
+        turn = Turn(turns, present_owner(), is_urgent=_is_urgent.get())
         await turn.begin()
         token = _turn.set(turn)
         try:

@@ -157,6 +157,7 @@ class Connection:
                 await trio.lowlevel.checkpoint()
             else:
                 await trio.lowlevel.wait_readable(self._fd)
+            await yield_to_loop(self._peer.owner)  # many connections of one user count as one
             try:
                 data = self._sock.recv(_CHUNK_BYTES)
             except BlockingIOError:
@@ -306,7 +307,7 @@ class Connection:
                 if self._stopped:  # one of a batch that goes on
                     scope.cancel()
             try:
-                await yield_to_loop()
+                await yield_to_loop(self._peer.owner)
                 if route.method.descriptors:
                     value = await self._hand_over(call)
                 else:

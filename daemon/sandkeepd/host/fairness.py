@@ -1,4 +1,4 @@
-"""Fairness on the event loop: tasks woken together yield to it in turn.
+"""Fairness on the event loop: tasks woken together yield to it in turn, those of each owner in rotation.
 
 One commit, or a crowd of equal requests, wakes hundreds of tasks. The event loop runs all of them before it polls for
 I/O, and each has files to open, or a program to wake. A small request that arrives meanwhile would wait for them all.
@@ -9,6 +9,8 @@ from typing import Final
 
 import trio
 
+from sandkeep_store.threads import present_owner
+
 _AT_ONCE: Final = 2
 """Tasks per round of the event loop. More would slow down other tasks."""
 
@@ -18,18 +20,51 @@ class _Turns(trio.abc.Instrument):
 
     def __init__(self) -> None:
         self.given = 0
-        self.few = trio.Semaphore(_AT_ONCE)
+        self._free = _AT_ONCE
+        self._waiting: dict[str, trio.lowlevel.ParkingLot] = {}
+        """Tasks by owner; the owners in the order in which they go on."""
 
     def before_io_wait(self, timeout: float) -> None:  # noqa: ARG002
         """A new round begins."""
         self.given = 0
 
+    async def take(self, owner: str) -> None:
+        """Wait for a turn, and give the next away in the round in which it is taken."""
+        if self.given < _AT_ONCE and self._free == _AT_ONCE:  # no task waits, and this round has a turn left
+            self.given += 1
+        elif self._free:
+            self._free -= 1
+            try:
+                await trio.lowlevel.checkpoint()
+            finally:
+                self._pass_on()
+        else:
+            tasks = self._waiting.setdefault(owner, trio.lowlevel.ParkingLot())
+            try:
+                await tasks.park()
+            except trio.Cancelled:
+                if not tasks and self._waiting.get(owner) is tasks:
+                    del self._waiting[owner]
+                raise
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        if not self._waiting:
+            self._free += 1
+            return
+        owner = next(iter(self._waiting))
+        tasks = self._waiting.pop(owner)
+        tasks.unpark()
+        if tasks:
+            self._waiting[owner] = tasks  # behind all others
+
 
 _turns: Final = trio.lowlevel.RunVar[_Turns]("turns")
 
 
-async def yield_to_loop() -> None:
-    """Wait until it is this task's turn, first come, first served. Nothing is held afterwards.
+async def yield_to_loop(owner: str | None = None) -> None:
+    """Wait until it is this task's turn: first come, first served among those of an owner, by default the one for whom
+    the task works. Nothing is held afterwards.
 
     Where there is no crowd that takes no round of the event loop: an exec has half a dozen turns.
     """
@@ -39,8 +74,4 @@ async def yield_to_loop() -> None:
         turns = _Turns()
         _turns.set(turns)
         trio.lowlevel.add_instrument(turns)
-    if turns.given < _AT_ONCE and turns.few.value == _AT_ONCE:  # no task waits, and this round has a turn left
-        turns.given += 1
-        return
-    async with turns.few:  # getting it takes one round, also when it is free; the next have theirs then
-        pass
+    await turns.take(present_owner() if owner is None else owner)

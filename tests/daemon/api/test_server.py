@@ -22,6 +22,7 @@ import msgspec
 import pytest
 import trio
 from msgspec import Meta
+from msgspec.structs import replace
 from tests.support.patience import patient
 from tests.support.serving import Serving, serving
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -132,6 +133,26 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 
 
 # -- lines and answers ------------------------------------------------------------------------------------------------
+
+
+async def test_many_connections_of_a_user_delay_no_other(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They all ask at once, again and again: the other waits for a few of them."""
+    crowd = [await house.wire() for _ in range(40)]
+    for wire in crowd:
+        await wire.ask("daemon.ping")
+    monkeypatch.setattr(server_module, "peer_of", lambda sock: replace(peer_of(sock), uid=7))
+    other = await house.wire()
+    await other.ask("daemon.ping")
+    line = json.dumps(request("daemon.ping")).encode() + b"\n"
+    for _ in range(6):
+        house.handler.calls.clear()
+        for wire in (*crowd, other):
+            wire.stream.socket._sock.send(line)  # within one round of the event loop
+        for wire in (*crowd, other):
+            await wire.receive()
+        uids = [call.peer.uid for call in house.handler.calls]
+        assert len(uids) == 41
+        assert uids.index(7) <= 12
 
 
 async def test_calls_are_answered_with_their_ids(house: House) -> None:

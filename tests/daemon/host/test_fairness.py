@@ -2,6 +2,7 @@
 
 import trio
 
+from sandkeep_store.threads import working_for
 from sandkeepd.host.fairness import yield_to_loop
 
 TASKS = 100
@@ -36,6 +37,19 @@ async def test_a_turn_that_is_given_up_is_somebody_elses() -> None:
         nursery.start_soon(_through, done, TASKS)
     assert len(done) < TASKS
     assert done[-1] == TASKS
+
+
+async def test_one_of_another_owner_does_not_wait_for_a_crowd() -> None:
+    done = list[int]()
+    async with trio.open_nursery() as nursery:
+        with working_for("uid:1"):
+            for number in range(TASKS):
+                nursery.start_soon(_through, done, number)
+        await trio.lowlevel.checkpoint()
+        with working_for("uid:2"):
+            nursery.start_soon(_through, done, TASKS)
+    assert len(done) == TASKS + 1
+    assert done.index(TASKS) <= 10
 
 
 class _Rounds(trio.abc.Instrument):
