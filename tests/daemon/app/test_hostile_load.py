@@ -1,7 +1,9 @@
 """Hostile owners: what the others wait for, against the same machine with as many bare busy programs."""
 
+import ctypes
 import os
 import pickle
+import select
 import signal
 import subprocess
 import threading
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 from tests.conftest import RunningDaemon, daemon_in
 from tests.daemon.app.test_shares import DEEP, box_of
+from tests.support.patience import patient
 from tests.support.users import as_client
 
 from sandkeep.blocking import connect
@@ -40,6 +43,8 @@ CROWD = range(40_100, 40_160)
 AT_ONCE = 10
 
 MOST_TIMES = 3.0
+
+PR_SET_PDEATHSIG = 1
 
 Times = dict[str, list[float]]
 
@@ -72,18 +77,37 @@ def lives(daemon: RunningDaemon, image: dict[str, Any]) -> Times:
 def all_lives(daemon: RunningDaemon, image: dict[str, Any]) -> Times:
     """Let the others live at once; return all their times."""
     times: Times = defaultdict(list)
+    deadline = time.monotonic() + SECONDS + patient(60)
     children = [child(uid, lambda: lives(daemon, image)) for uid in OTHERS]
-    for pid, reading in children:
-        with open(reading, "rb") as pipe:
-            answer: Times = pickle.loads(pipe.read())
-        os.waitpid(pid, 0)
-        for name, each in answer.items():
-            times[name] += each
+    try:
+        for _, reading in children:
+            answer = b""
+            while piece := _read_until(deadline, reading):
+                answer += piece
+            for name, each in pickle.loads(answer).items():
+                times[name] += each
+    finally:
+        end(children)
     return times
 
 
+def _read_until(deadline: float, reading: int) -> bytes:
+    assert select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0], "the others do not get on"
+    return os.read(reading, 65536)
+
+
+def end(children: Sequence[tuple[int, int]]) -> None:
+    """End what `child` has begun."""
+    for pid, reading in children:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(reading)
+
+
 def child(uid: int, work: Callable[[], Any]) -> tuple[int, int]:
-    """Begin some work as another user; return the process, and the pipe for what it answers."""
+    """Begin some work as another user; return the process, and the pipe for what it answers. It does not outlive this
+    process, however that ends.
+    """
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -91,6 +115,7 @@ def child(uid: int, work: Callable[[], Any]) -> tuple[int, int]:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of the user, which clears it
         with open(writing, "wb") as pipe:
             pickle.dump(work(), pipe)
         os._exit(0)
@@ -140,10 +165,7 @@ def calling(daemon: RunningDaemon, users: Sequence[tuple[int, list[Callable[[Any
     try:
         yield
     finally:
-        for pid, reading in children:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            os.close(reading)
+        end(children)
 
 
 @contextmanager
