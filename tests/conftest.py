@@ -499,7 +499,14 @@ def new_service(places: str) -> Iterator[Callable[[], Any]]:
 
 @pytest.fixture(scope="session")
 def kubernetes() -> Iterator[Any]:
-    """Our double of a Kubernetes cluster, with real containers. Tests mark themselves with ``needs("root")``."""
+    """Our double of a Kubernetes cluster, with real containers, or the one that ``SANDKEEP_CLUSTER`` names. Tests mark
+    themselves with ``needs("root")``.
+    """
+    from tests.support.kubernetes import live
+
+    if live.is_wanted():
+        yield live.LiveCluster()
+        return
     from tests.support.kubernetes.cluster import start_cluster
     from tests.support.kubernetes.images import with_images
 

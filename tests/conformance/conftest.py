@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from examples.plain_provider import open_plain
 from tests.support.fake_provider import open_fake
+from tests.support.kubernetes import live as live_cluster
 from tests.support.kubernetes.clients import Clients
 from tests.support.kubernetes.images import TOOLS
 from tests.support.modal import live
@@ -265,7 +266,9 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def namespace(kubernetes: Any) -> str:
-    """The kubeconfig of a namespace in our double of a cluster, in which pods can be saved."""
+    """The kubeconfig of a namespace in our double of a cluster, in which pods can be saved, or of a real one."""
+    if live_cluster.is_wanted():
+        return str(kubernetes.kubeconfig)
     clients = Clients(kubernetes)
     clients.core.create_namespace({"metadata": {"name": NAMESPACE}})
     clients.custom.create_cluster_custom_object(SNAPSHOTS, "v1", "podsnapshotstorageconfigs", STORAGE)

@@ -1,8 +1,7 @@
-"""Exec and logs of the double: real processes behind the websockets of the API."""
+"""Streams of the double that no real cluster has broken off at a test's word, or shows how full they are."""
 
 import contextlib
 import io
-import json
 import os
 import select
 import signal
@@ -18,8 +17,7 @@ import pytest
 import websocket
 from kubernetes import watch
 from tests.support import rootfs
-from tests.support.expect import until
-from tests.support.kubernetes.clients import Clients, refusal
+from tests.support.kubernetes.clients import Clients
 from tests.support.kubernetes.cluster import Cluster, start_cluster
 
 LONGEST_S = 30
@@ -65,54 +63,6 @@ def connect(cluster: Cluster, *command: str, protocol: str = "v5.channel.k8s.io"
         url, LONGEST_S, header=header, subprotocols=[protocol]
     )
     return connection
-
-
-def test_output_and_exit_code(clients: Clients) -> None:
-    script = "cat; echo out; echo err >&2; exit 3"
-    done = clients.open_exec("main", "sh", "-c", script, stdin=True)
-    done.write_stdin("in\n")
-    done.close_channel(0)
-    done.run_forever(timeout=LONGEST_S)
-    assert (done.read_stdout(), done.read_stderr(), done.returncode) == ("in\nout\n", "err\n", 3)
-    assert clients.exec("main", "echo", "hello") == "hello\n"
-
-
-def test_only_the_streams_that_were_asked_for(clients: Clients) -> None:
-    done = clients.open_exec("main", "sh", "-c", "echo out; echo err >&2", stderr=False)
-    done.run_forever(timeout=LONGEST_S)
-    assert (done.read_stdout(), done.read_stderr(), done.returncode) == ("out\n", "", 0)
-
-
-def test_version_4_has_no_end_of_input(cluster: Cluster) -> None:
-    connection = connect(cluster, "head", "-c", "3", protocol="v4.channel.k8s.io")
-    assert connection.subprotocol == "v4.channel.k8s.io"
-    connection.send_binary(b"\xff\x00")
-    connection.send_binary(b"\x00abcd")
-    frames = [connection.recv() for _ in range(3)]
-    assert frames[:2] == [b"\x01", b"\x01abc"]
-    assert b'"status":"Success"' in frames[2]
-    connection.shutdown()  # type: ignore[no-untyped-call]
-
-
-def test_terminals_have_a_size(clients: Clients) -> None:
-    done = clients.open_exec("main", "sh", stdin=True, tty=True)
-    done.write_channel(4, '{"Width": 77, "Height": 33}')
-    done.write_stdin("stty size; exit 5\n")
-    done.run_forever(timeout=LONGEST_S)
-    assert "33 77" in done.read_stdout()
-    assert done.returncode == 5
-
-
-def test_binary_data_both_ways(clients: Clients) -> None:
-    data = os.urandom(1 << 20)
-    done = clients.open_exec("main", "cat", stdin=True, binary=True)
-    received = b""
-    for start in range(0, len(data), 1 << 14):
-        done.write_stdin(data[start : start + (1 << 14)])
-        received += done.read_stdout(timeout=0) or b""
-    done.close_channel(0)
-    done.run_forever(timeout=LONGEST_S)
-    assert received + (done.read_stdout() or b"") == data
 
 
 def test_a_slow_reader_stops_the_process(cluster: Cluster, clients: Clients) -> None:
@@ -165,61 +115,6 @@ def test_exec_connections_can_be_cut(cluster: Cluster) -> None:
     with pytest.raises((websocket.WebSocketConnectionClosedException, ConnectionError)):
         connection.recv()
     connection.shutdown()  # type: ignore[no-untyped-call]
-
-
-def test_refused_before_the_upgrade(cluster: Cluster, clients: Clients) -> None:
-    path = "/api/v1/namespaces/default/pods/main/exec?command=true"
-    assert clients.request("GET", path)[0] == 400
-    with pytest.raises(websocket.WebSocketBadStatusException, match="403") as refused:
-        connect(cluster, "true", protocol="v9.channel.k8s.io")
-    assert refused.value.resp_body == b""
-    assert clients.request("POST", "/api/v1/namespaces/default/pods/none/exec?command=true")[0] == 404
-
-
-@pytest.mark.parametrize("command", [(), ("no-such-program",)], ids=["no command", "no program"])
-def test_a_command_that_cannot_be_started_has_no_exit_code(cluster: Cluster, command: tuple[str, ...]) -> None:
-    connection = connect(cluster, *command)
-    while (frame := connection.recv())[0] != 3:
-        assert isinstance(frame, bytes)
-    status = json.loads(frame[1:])
-    assert (status["status"], "details" in status) == ("Failure", False)
-    assert "failed to exec in container" in status["message"]
-    connection.shutdown()  # type: ignore[no-untyped-call]
-
-
-def test_a_pod_of_several_containers_needs_the_name_of_one(cluster: Cluster, clients: Clients) -> None:
-    containers = [{"name": name, "image": "busybox", "command": ["sleep", "1000000"]} for name in ("one", "two")]
-    spec = {"containers": containers, "terminationGracePeriodSeconds": 0}
-    clients.core.create_namespaced_pod("default", {"metadata": {"name": "pair"}, "spec": spec})
-    until(lambda: clients.core.read_namespaced_pod("pair", "default").status.phase == "Running")
-    path = "/api/v1/namespaces/default/pods/pair"
-    for request in ("exec?command=true&stdout=1", "log"):
-        code, said = clients.request("GET", f"{path}/{request}")
-        assert (code, "choose one of: [one two]" in said["message"]) == (400, True)
-        code, said = clients.request("GET", f"{path}/{request}{'&' if '?' in request else '?'}container=three")
-        assert (code, said["message"]) == (400, "container three is not valid for pod pair")
-    assert clients.exec("pair", "echo", "two", container="two") == "two\n"
-
-
-def test_logs(clients: Clients) -> None:
-    read = clients.core.read_namespaced_pod_log
-    until(lambda: read("main", "default") == "one\ntwo\nthree\n")
-    assert read("main", "default", tail_lines=1) == "three\n"
-    assert refusal(lambda: read("none", "default")) == (404, "NotFound")
-
-
-def test_logs_are_followed(clients: Clients) -> None:
-    start(
-        clients,
-        "talker",
-        ["sh", "-c", "echo first; until [ -e /tmp/go ]; do sleep 0.05; done; echo second; sleep 1000000"],
-    )
-    response = clients.core.read_namespaced_pod_log("talker", "default", follow=True, _preload_content=False)
-    assert response.read1() == b"first\n"
-    clients.exec("talker", "touch", "/tmp/go")
-    assert response.read1() == b"second\n"
-    clients.core.delete_namespaced_pod("talker", "default")
-    assert response.read1() == b""
 
 
 def test_the_cluster_ends_with_its_parent(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import urllib3
 from kubernetes import watch
 from tests.support.expect import until
-from tests.support.kubernetes.clients import Clients
+from tests.support.kubernetes.clients import Clients, refusal
 from tests.support.kubernetes.cluster import Cluster
 from tests.support.kubernetes.widgets import GROUP, PLURAL, VERSION, Widgets, widget
 
@@ -167,3 +167,12 @@ def test_open_watches_are_counted(cluster: Cluster, namespace: str) -> None:
     assert cut["cut"] >= 1
     assert stream.next() is None
     until(lambda: cluster.requests()["watches"] == [])
+
+
+def test_a_list_that_was_begun_before_a_compaction_expires(clients: Clients, namespace: str, cluster: Cluster) -> None:
+    for name in "abc":
+        clients.core.create_namespaced_config_map(namespace, {"metadata": {"name": name}})
+    token = clients.core.list_namespaced_config_map(namespace, limit=2).metadata._continue
+    cluster.faults(compact=True)
+    expired = refusal(lambda: clients.core.list_namespaced_config_map(namespace, limit=2, _continue=token))
+    assert expired == (410, "Expired")

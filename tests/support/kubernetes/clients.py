@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-import urllib3
 from tests.support.kubernetes.cluster import Cluster
 from tests.support.patience import patient
 
@@ -22,7 +21,6 @@ class Clients:
         self._opened: list[client.ApiClient] = []
         self._streams: list[Any] = []
         self.api = self._client()
-        self._pool = urllib3.PoolManager(retries=False)
         self.core: Any = client.CoreV1Api(self.api)
         self.custom: Any = client.CustomObjectsApi(self.api)
         self.extensions: Any = client.ApiextensionsV1Api(self.api)
@@ -36,18 +34,18 @@ class Clients:
             opened.rest_client.pool_manager.clear()
         for connection in self._streams:
             connection.sock.shutdown()
-        self._pool.clear()
 
     def request(
         self, method: str, path: str, body: Any = None, content_type: str = "application/json"
     ) -> tuple[int, Any]:
         """Send a request as it is, and return the status and the decoded body."""
-        headers = {
-            "Authorization": self.api.configuration.get_api_key_with_prefix("BearerToken"),
-            "Content-Type": content_type,
-        }
+        given = self.api.configuration
+        headers = {"Content-Type": content_type}
+        if token := given.auth_settings().get("BearerToken", {}).get("value"):
+            headers["Authorization"] = token
         data = None if body is None else json.dumps(body)
-        answer = self._pool.request(method, self.api.configuration.host + path, body=data, headers=headers)
+        pool = self.api.rest_client.pool_manager
+        answer = pool.request(method, given.host + path, body=data, headers=headers, retries=False)
         return answer.status, answer.json()
 
     def exec(self, pod: str, *command: str, namespace: str = "default", **options: Any) -> str:

@@ -1,6 +1,13 @@
-"""Root file systems for the sandboxes of doubles, which are unpacked once for each run."""
+"""Root file systems for the sandboxes of doubles, which are unpacked once for each run.
+
+    python -m tests.support.kubernetes.images NAME
+
+writes one, `tools`, `busybox` or `bare`, as a tar.
+"""
 
 import io
+import os
+import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -10,10 +17,10 @@ from typing import Final, TypeVar
 
 from tests.support import rootfs
 
-TOOLS: Final = "tools:latest"
+TOOLS: Final = os.environ.get("SANDKEEP_CLUSTER_TOOLS", "tools:latest")
 """The image that stands for a Debian."""
 
-BUSYBOX: Final = "busybox:latest"
+BUSYBOX: Final = os.environ.get("SANDKEEP_CLUSTER_BUSYBOX", "busybox:latest")
 BARE: Final = "bare:latest"
 """An image without a shell."""
 
@@ -50,3 +57,8 @@ def with_images(
         directory.chmod(0o755)
         with start(directory / "double", unpack(directory / "images")) as double:
             yield directory, double
+
+
+if __name__ == "__main__":
+    name = sys.argv[1]
+    sys.stdout.buffer.write(_ARCHIVES[{"tools": TOOLS, "busybox": BUSYBOX, "bare": BARE}[name]]())
