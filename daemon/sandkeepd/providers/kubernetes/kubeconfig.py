@@ -53,7 +53,8 @@ def load(path: str, connections: int) -> tuple["Configuration", str]:
             contexts = config.list_kube_config_contexts(path)  # type: ignore[no-untyped-call]
             namespace = _namespace_of(contexts, context)
     except (config.ConfigException, OSError, ValueError) as error:
-        message = f"no cluster is configured: {error}: set KUBECONFIG to a kubeconfig file"
+        why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
+        message = f"no cluster is configured: {why}: set KUBECONFIG to a kubeconfig file"
         raise SetupError("not_configured", message, setting="KUBECONFIG") from None
     configuration.connection_pool_maxsize = connections
     _refresh_seldom(configuration)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from http.client import HTTPException
+from http.client import HTTPException, IncompleteRead, RemoteDisconnected
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlencode
 
@@ -323,11 +323,19 @@ class Requests:
 
 
 def _cause(error: Exception) -> str:
-    """Return the system's own words for an error of the client, which has objects' addresses in its."""
+    """Return the system's own words for an error of the client, which has objects and their types in its."""
+    from urllib3 import exceptions
+
     inner: object = error
     while isinstance(inner, BaseException):
         if isinstance(inner, OSError) and inner.strerror:
             return inner.strerror
+        if isinstance(inner, RemoteDisconnected):
+            return "it closed the connection without an answer"
+        if isinstance(inner, exceptions.IncompleteRead | IncompleteRead):
+            return "it broke off its answer"
+        if isinstance(inner, exceptions.TimeoutError):
+            return "it took too long"
         inner = inner.__cause__ or inner.__context__ or getattr(inner, "reason", None)
     return str(error)
 

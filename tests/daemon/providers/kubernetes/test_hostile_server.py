@@ -106,8 +106,8 @@ NAMED = [*MINE.items(), ("x" * 70, "y")]
 
 OBJECTS: dict[str, tuple[Reply, str]] = {
     "no HTTP": (b"SSH-2.0-OpenSSH_9.2\r\n", SILENCE),
-    "nothing": (b"", SILENCE),
-    "half of it": (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", SILENCE),
+    "nothing": (b"", f"{SILENCE}: it closed the connection without an answer: see"),
+    "half of it": (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", f"{SILENCE}: it broke off its answer: see"),
     "a page": (http(b"<html>welcome</html>"), NONSENSE),
     "an empty answer": (http(b""), NONSENSE),
     "a list": (http([]), NONSENSE),
@@ -137,7 +137,7 @@ OBJECTS: dict[str, tuple[Reply, str]] = {
     "a dripping body": (dripping(b"HTTP/1.1 200 OK\r\n\r\n", b" "), "took longer"),
     "dripping chunks": (dripping(CHUNKED, b"1\r\n \r\n"), "took longer"),
     "a refusal without a body": (http(b"", "500 Oh"), "failed: Oh"),
-    "a refusal of a page": (http(b"<html>", "503 Oh"), "failed: Oh"),
+    "a refusal of a page": (http(b"<html>", "502 Oh"), "failed: Oh"),
     "a refusal of another type": (http({"message": 5}, "418 Pot"), "refused: Pot"),
     "a status that is none": (http(b"{}", "999 Far"), "failed: Far"),
     "an endless refusal": (endless(b"HTTP/1.1 500 Oh\r\n\r\n", b"x" * 65536), NONSENSE),
