@@ -55,5 +55,9 @@ def namespace(clients: Clients) -> Iterator[str]:
 
 
 @pytest.fixture
-def widgets(clients: Clients, namespace: str) -> Widgets:
-    return Widgets(clients, namespace)
+def widgets(clients: Clients, namespace: str) -> Iterator[Widgets]:
+    made = Widgets(clients, namespace)
+    yield made
+    for name in made.names():  # what a test that failed has left would hold the namespace, and the kind
+        with suppress(ApiException):
+            made.patch(name, {"metadata": {"finalizers": None}})
