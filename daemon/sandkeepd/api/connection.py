@@ -67,6 +67,7 @@ class Connection:
         routes: Mapping[str, Route],
         deadline_s: float,
         is_lonely: Callable[[], bool] = lambda: False,
+        has_rivals: Callable[[], bool] = lambda: False,
         descriptors_of_user: Callable[[], int] = lambda: 0,
         holdings: Holdings | None = None,
     ) -> None:
@@ -81,6 +82,7 @@ class Connection:
         self._writer = Writer(sock, deadline_s, self._share)
         self._deadline_s = deadline_s
         self._is_lonely = is_lonely
+        self._has_rivals = has_rivals
         self._descriptors_of_user = descriptors_of_user
         self._descriptors_asked_for = 0
         self._room = CallLimits()
@@ -157,7 +159,8 @@ class Connection:
                 await trio.lowlevel.checkpoint()
             else:
                 await trio.lowlevel.wait_readable(self._fd)
-            await yield_to_loop(self._peer.owner)  # many connections of one user count as one
+            if self._has_rivals():
+                await yield_to_loop(self._peer.owner)  # many connections of one user count as one
             try:
                 data = self._sock.recv(_CHUNK_BYTES)
             except BlockingIOError:

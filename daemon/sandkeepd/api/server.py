@@ -147,8 +147,9 @@ class Server:
     def _connection(self, sock: socket.socket, peer: Peer) -> Connection:
         given = partial(self._descriptors_of, peer.uid)
         return Connection(
-            sock, peer, self._handler, self._routes, self._send_deadline_s, self._is_quiet, given, self._holdings
-        )
+            sock, peer, self._handler, self._routes, self._send_deadline_s, self._is_quiet, self._is_shared, given,
+            self._holdings,
+        )  # fmt: skip
 
     def _descriptors_of(self, uid: int) -> int:
         """Return the number of descriptors in flight to a user."""
@@ -157,6 +158,10 @@ class Server:
     def _is_quiet(self) -> bool:
         """Return True if there are so few connections that polling twice before sleeping is cheap."""
         return len(self._connections) <= _FEW
+
+    def _is_shared(self) -> bool:
+        """Return True if several users are connected."""
+        return len(self._of_uid) > 1
 
     async def _run(self, connection: Connection, peer: Peer) -> None:
         self._connections.add(connection)
