@@ -2,11 +2,13 @@
 
 import errno
 import fcntl
+import gc
 import os
 import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -191,6 +193,16 @@ def test_a_root_that_is_not_there_yet(tmp_path: Path) -> None:
     assert tree.exists(".")
 
 
+@pytest.fixture
+def no_garbage() -> Iterator[None]:
+    """Nothing that earlier tests left is collected meanwhile, with the descriptors that it has."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage")
 def test_descriptors_go_with_the_last_tree(tmp_path: Path) -> None:
     def count() -> int:
         return len(os.listdir("/proc/self/fd"))
