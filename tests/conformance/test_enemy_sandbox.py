@@ -240,8 +240,8 @@ async def for_ever(attempt: Callable[[], Awaitable[Any]]) -> None:
 async def test_a_file_whose_reader_is_stopped_or_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command that reads is held by the code inside, as by a FIFO that comes after it has looked for a file."""
     instance = await world.sandbox()
-    monkeypatch.setattr(files, "DEADLINE_S", 1.0)
-    monkeypatch.setattr(helpers, "CLEAN_UP_S", 1.0)
+    monkeypatch.setattr(files, "DEADLINE_S", 0.5)
+    monkeypatch.setattr(helpers, "CLEAN_UP_S", 0.5)
     holder = await start(instance, "sh", "-c", "while :; do kill -STOP -1; echo; done")
     await instance.wait_output(holder, 0, 0)
     for attempt in (lambda: instance.read_piece("file", 0, 99), lambda: instance.write_whole("new", b"data")):
@@ -545,11 +545,11 @@ async def test_a_stray_that_no_event_owns_is_ended(world: World) -> None:
     pidfd = os.pidfd_open(first)
     async with open_local(str(world.state), uid_base=UID_BASE, disk_limit=1 << 30, log_id=world.log_id) as other:
         await other.abilities()
-        await other.terminate(instance.sandbox_id, {}, {})
+        await other.discard(instance.sandbox_id, {})
         assert hostprocess.has_ended(pidfd)
         assert await other.found() == ([], [world.image_id])
-        await other.terminate(instance.sandbox_id, {}, {})
-        await other.terminate("sbx_never", {}, {})
+        await other.discard(instance.sandbox_id, {})
+        await other.discard("sbx_never", {})
     os.close(pidfd)
     assert not [group for group in groups.values() if os.path.exists(group)]
     assert set(os.listdir(world.state / "sandboxes" / instance.sandbox_id)) <= {"out"}
