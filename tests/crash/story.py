@@ -1,12 +1,13 @@
 """What a client asks of a daemon that may die at any moment, what it is told, and what must be true afterwards."""
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -38,31 +39,52 @@ Told = Callable[..., "Story"]
 
 
 class Story:
-    """One client's dealings with a daemon. `acknowledged` are the command_ids that were answered well."""
+    """One client's dealings with a daemon, which dies at each of `points` once, in that order.
 
-    def __init__(self, daemon: RunningDaemon) -> None:
+    `acknowledged` are the command_ids that were answered well, `died_at` the points that the daemon has reached.
+    """
+
+    def __init__(self, daemon: RunningDaemon, points: Sequence[str] = ()) -> None:
         self.daemon = daemon
         self.acknowledged: dict[str, str] = {}
         self.sandboxes: list[str] = []
-        self.deaths = 0
+        self.died_at: list[str] = []
+        self.expect(points)
         self._deadline = time.monotonic() + PATIENCE_S
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
+    def expect(self, points: Sequence[str]) -> None:
+        """Have the daemon die at these points from its next start on, as if it had not died before."""
+        self.died_at.clear()
+        self._points = [*points]
+        self._arm()
+
+    def _arm(self) -> None:
+        self.daemon.env.pop(failpoints.SETTING, None)
+        if self._points:
+            self.daemon.env[failpoints.SETTING] = self._points.pop(0)
+
     def revive(self) -> None:
-        """Start the daemon again if it is dead, from now on without a failpoint."""
-        self.deaths += 1
+        """Start the daemon again if it is dead, from now on with the next failpoint."""
         assert self.daemon.process is not None
         self.daemon.process.wait(patient(60))
         self.daemon.process = None
-        self.daemon.env.pop(failpoints.SETTING, None)
-        self.daemon.start()
+        self._has_died()
+        self.start()
+
+    def _has_died(self) -> None:
+        assert failpoints.SETTING in self.daemon.env, self.daemon.said()
+        self.died_at.append(self.daemon.env[failpoints.SETTING])
+        self._arm()
 
     def start(self) -> None:
         """Start the daemon, again if it dies of that."""
         try:
             self.daemon.start()
         except RuntimeError:
+            if failpoints.SETTING not in self.daemon.env:
+                raise
             self.revive()
 
     def stop(self) -> None:
@@ -71,8 +93,7 @@ class Story:
         assert process is not None
         until(lambda: process.poll() is not None or not trash(self.daemon.state_dir), patient(60))
         if self.daemon.stop() == -signal.SIGKILL:
-            self.deaths += 1
-            self.daemon.env.pop(failpoints.SETTING, None)
+            self._has_died()
 
     def lost(self) -> bool:
         """Whether the daemon has died, or is about to."""
@@ -166,20 +187,46 @@ class Story:
 
 
 @contextlib.contextmanager
-def story_in(places: str, **environment: str) -> Iterator[Story]:
+def story_in(places: str, points: Sequence[str], **environment: str) -> Iterator[Story]:
     """A story of a daemon that is not started yet. What the story leaves, or leaves out, ends with the block."""
     with daemon_in(places, **environment) as daemon:
         try:
-            yield Story(daemon)
+            yield Story(daemon, points)
         finally:
             daemon.env.pop(failpoints.SETTING, None)
 
 
 @contextlib.contextmanager
-def side_by_side(tell: Callable[..., Story], cases: list[dict[str, Any]], most: int = 3) -> Iterator[Told]:
-    """Tell the stories of all cases, so many at a time: most of the time each waits for something."""
+def side_by_side(
+    tell: Callable[..., Story],
+    cases: list[dict[str, Any]],
+    most: int = 3,
+    *,
+    in_order: Sequence[str] = (),
+    deaths: int = 5,
+) -> Iterator[Told]:
+    """Tell the stories of all cases, so many at a time: most of the time each waits for something.
+
+    Points that are `in_order`, which is that of the story, share stories, with up to `deaths` in each. Neighbours do
+    not, if they can help it: what a death interrupts is done again before the next. Any other point has its own story.
+    """
+    shared: dict[frozenset[tuple[str, Any]], list[str]] = {}
+    groups: list[tuple[frozenset[tuple[str, Any]], list[str]]] = []
+    for case in cases:
+        others = frozenset(case.items() - {("point", case["point"])})
+        if case["point"] in in_order:
+            shared.setdefault(others, []).append(case["point"])
+        else:
+            groups.append((others, [case["point"]]))
+    for others, points in shared.items():
+        points.sort(key=in_order.index)
+        number = math.ceil(len(points) / deaths)
+        groups += [(others, points[first::number]) for first in range(number)]
     with ThreadPoolExecutor(most) as pool:
-        stories = {frozenset(case.items()): pool.submit(tell, **case) for case in cases}
+        stories = {}
+        for others, points in groups:
+            told = pool.submit(tell, points, **dict(others))
+            stories |= {others | {("point", point)}: told for point in points}
         yield lambda **case: stories[frozenset(case.items())].result(TURN_S)
         pool.shutdown(cancel_futures=True)
 

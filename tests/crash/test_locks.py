@@ -37,8 +37,7 @@ def document(places: Path) -> dict[str, Any]:
 def test_a_death_at_every_point(new_daemon: Callable[[], RunningDaemon], tmp_path: Path, point: str) -> None:
     daemon = new_daemon()
     daemon.env["SANDBOX_LOCK_MOUNT_PATH"] = str(tmp_path)
-    daemon.env[failpoints.SETTING] = point
-    story = Story(daemon)
+    story = Story(daemon, [point])
     story.start()
     taken = story.ask("lock.acquire", "box", timeout_s=patient(60))
     assert taken.status == "held"
@@ -53,7 +52,7 @@ def test_a_death_at_every_point(new_daemon: Callable[[], RunningDaemon], tmp_pat
     assert document(tmp_path)["expiresAt"] == 0
     again = story.ask("lock.acquire", "box", timeout_s=patient(60))
     assert again.fence > other.fence.number
-    assert story.deaths == 1
+    assert story.died_at == [point]
     locks = story.look(lambda client: client.lock.list(all=True).locks)
     assert [lock.lock_id for lock in locks if lock.status == "held"] == [again.lock_id]
     assert {lock.status for lock in locks} <= {"held", "released", "stolen", "failed"}
