@@ -1,5 +1,7 @@
 """Commands in pods: an exec of the API server as a stream of trio."""
 
+import os
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
@@ -161,10 +163,12 @@ async def _connect(endpoint: Endpoint, path: str, pod: str) -> WebSocket:
         raise _unavailable(endpoint.host_header, _cause(error)) from None
 
 
-def _cause(error: BaseException) -> BaseException:
-    """Return the error of the system or of TLS itself, of the first address of several."""
+def _cause(error: BaseException) -> str:
+    """Return the words of the system or of TLS itself, for the first address of several."""
     cause = error.__cause__ or error
-    return cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause
+    cause = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause
+    number = cause.errno if isinstance(cause, OSError) and not isinstance(cause, ssl.SSLError) else None
+    return os.strerror(number) if number is not None and number > 0 else str(cause)
 
 
 def _unavailable(server: str, why: object) -> ProviderError:

@@ -14,6 +14,7 @@ import pytest
 import trio
 from tests.support import relayed
 from tests.support.exec_server import ExecServer, exec_server
+from tests.support.kubernetes.images import BUSYBOX
 from tests.support.patience import patient
 
 from sandkeep.ids import PROCESS, SANDBOX, new_id
@@ -32,7 +33,7 @@ from sandkeepd.providers.kubernetes.instance import KubernetesInstance
 from sandkeepd.providers.kubernetes.pods import Pod
 from sandkeepd.providers.kubernetes.provider import KubernetesProvider, open_kubernetes
 
-IMAGE = {"image": "busybox:latest"}
+IMAGE = {"image": BUSYBOX}
 CALLER = Caller(uid=0, gid=0)
 SPEC = SandboxSpec()
 

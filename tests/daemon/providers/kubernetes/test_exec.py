@@ -524,3 +524,10 @@ async def test_a_server_that_stays_after_the_status(server: ExecServer, monkeypa
     with trio.fail_after(DEADLINE_S):
         async with running(server, "x") as stream:
             assert await stream.wait() == 6
+
+
+async def test_a_server_that_is_not_there_is_told_in_the_systems_words() -> None:
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listener.socket.getsockname()[1]
+    await listener.aclose()
+    assert "does not answer: Connection refused: see" in await unavailable(port)
