@@ -7,18 +7,19 @@ there is a real clock, faster than the machine's, and nothing is asserted but th
 import os
 import random
 import signal
-import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import msgspec
 import pytest
+from tests.support import template
 from tests.support.expect import refused
 from tests.support.locking import FastClock, LosesAnswers, TestClock, contend, history, record
 from tests.support.memory_locks import MemoryStore
@@ -30,7 +31,6 @@ from sandkeep_store.locks.lease import Attempt, Lease, Locks
 from sandkeep_store.locks.open import open_store
 from sandkeep_store.locks.store import DocumentStore, path_of
 
-ROOT = Path(__file__).parents[2]
 LOCK = path_of("box")
 
 
@@ -985,13 +985,19 @@ def shared_place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path) if request.param == "directory" else f"gs://{request.getfixturevalue('gcs_bucket')}"
 
 
-@pytest.fixture
-def contenders() -> Iterator[Callable[..., list[subprocess.Popen[bytes]]]]:
-    """Starts processes that contend for the lock; whatever came of them, none stays."""
-    started: list[subprocess.Popen[bytes]] = []
+class Contender(NamedTuple):
+    """A process that contends for a lock, and what it writes."""
 
-    def start(place: str, count: int, times: int, speed: float, off_s: float = 0.0) -> list[subprocess.Popen[bytes]]:
-        path = os.pathsep.join([str(ROOT), *(str(ROOT / part) for part in ("rpc", "store", "daemon"))])
+    process: template.Forked
+    output: IO[bytes]
+
+
+@pytest.fixture
+def contenders() -> Iterator[Callable[..., list[Contender]]]:
+    """Starts processes that contend for the lock; whatever came of them, none stays."""
+    started: list[Contender] = []
+
+    def start(place: str, count: int, times: int, speed: float, off_s: float = 0.0) -> list[Contender]:
         since = time.time()
         for seed in range(count):
             command = [
@@ -1005,19 +1011,18 @@ def contenders() -> Iterator[Callable[..., list[subprocess.Popen[bytes]]]]:
                 str(seed),
                 str(random.Random(seed).uniform(-off_s, off_s)),
             ]
-            env = {**os.environ, "PYTHONPATH": path}
-            started.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE))
+            output = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
+            started.append(Contender(template.start(command, output.fileno(), 2, dict(os.environ)), output))
         return started
 
     yield start
-    for process in started:
-        process.kill()
+    for process, output in started:
+        process.send_signal(signal.SIGKILL)
         process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+        output.close()
 
 
-def stop_over_expiry(processes: list[subprocess.Popen[bytes]], lease_s: float, seed: int) -> None:
+def stop_over_expiry(processes: list[template.Forked], lease_s: float, seed: int) -> None:
     """Stop one or two of those that run, wherever they are, about as long as a lease lasts, until all have ended."""
     chance = random.Random(seed)
     while running := [process for process in processes if process.poll() is None]:
@@ -1030,14 +1035,14 @@ def stop_over_expiry(processes: list[subprocess.Popen[bytes]], lease_s: float, s
         time.sleep(lease_s * chance.uniform(0, 0.3))
 
 
-def run_contenders(place: str, processes: list[subprocess.Popen[bytes]], lease_s: float, each: int) -> None:
-    stop_over_expiry(processes, lease_s, seed=each)
+def run_contenders(place: str, contenders: list[Contender], lease_s: float, each: int) -> None:
+    stop_over_expiry([contender.process for contender in contenders], lease_s, seed=each)
     fences: list[int] = []
-    for process in processes:
-        output, _ = process.communicate()
-        assert process.returncode == 0
-        fences += msgspec.json.decode(output)
-    assert len(fences) == len(processes) * each
+    for process, output in contenders:
+        assert process.wait() == 0
+        output.seek(0)
+        fences += msgspec.json.decode(output.read())
+    assert len(fences) == len(contenders) * each
     assert_one_after_the_other(open_store(place), fences, len(fences) // 4)
 
 

@@ -14,8 +14,9 @@ OTHERS = "plain or docker or (none and not provider) or (gvisor and enemy)"
 ALIKE = (
     "cannot_be_run or words_and or variable or every_byte or besides_its or nul_and or same_id or hundreds or unreaped"
     " or whole_group or interrupt or at_once_is_not or input or by_offset or forged"
+    " or its_code or working_directory or do_not_mix or was_cut or kills_all or planted"
 )
-"""Tests of the keeper alone. A user's local sandboxes have all of that, and their keeper is the same program."""
+"""Tests of the keeper and its journals. A user's local sandboxes have all of that, and the keeper is the same."""
 
 
 @pytest.mark.needs("root")

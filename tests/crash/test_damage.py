@@ -22,7 +22,7 @@ from sandkeep_store.eventlog.database import repairing
 from sandkeep_store.upkeep import offline
 from sandkeep_store.upkeep.repair import QUARANTINE, REPORT, STEPS, repair
 
-TRIES, TRIES_SOAK = 25, times(2000)
+TRIES, TRIES_SOAK = 12, times(2000)
 
 
 @pytest.fixture(scope="module")

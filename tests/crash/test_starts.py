@@ -31,7 +31,7 @@ pytestmark = pytest.mark.needs("bwrap")
 AT_ONCE, TURNS = 5, 100
 ROUNDS, ROUNDS_SOAK = 3, times(60)
 BOXES, PROCESSES = 8, 3
-DEATHS, DEATHS_SOAK = 12, times(300)
+DEATHS, DEATHS_SOAK = 6, times(300)
 LATEST_S = 0.3
 """How long after its start a daemon may live: about as long as it takes until all is adopted."""
 
