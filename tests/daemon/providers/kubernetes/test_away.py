@@ -1,6 +1,7 @@
 """A cluster that goes away and comes back: what is asked meanwhile is told why, and goes on by itself afterwards."""
 
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -55,11 +56,11 @@ async def test_a_command_is_told_that_the_server_is_away(
     await instance.launch(Launch(process_id=process_id, command=["sh", "-c", counting("n", pause_s=0.02)]))
     line.down = True
     line.break_all()
-    await until_async(lambda: not instance.relay.connected.is_set())
+    await until_async(lambda: "does not answer" in (instance.why_disconnected or ""))
     monkeypatch.setattr(relayed_instance, "REOPENED_S", 0.1)
     launch = Launch(process_id=new_id(PROCESS), command=["true"])
-    for asked in (instance.launch(launch), instance.run_command(["true"])):
-        error = await refused_async("provider_unavailable", asked)
+    for ask in (partial(instance.launch, launch), partial(instance.run_command, ["true"])):
+        error = await refused_async("provider_unavailable", ask())
         assert "does not answer" in error.message
     size = instance.read(process_id, "stdout", 0, 0).size
     line.down = False
