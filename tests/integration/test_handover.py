@@ -64,7 +64,9 @@ def test_the_events_are_in_the_order_of_a_handover(cluster: Make) -> None:
 
 
 @pytest.mark.needs("runsc")
-@pytest.mark.parametrize("place", ["shared", pytest.param("in_gcs", marks=pytest.mark.needs("gcs"))])
+@pytest.mark.parametrize(
+    "place", [pytest.param("shared", marks=pytest.mark.soak), pytest.param("in_gcs", marks=pytest.mark.needs("gcs"))]
+)
 def test_processes_go_on_at_the_other_daemon(request: Any, cluster: Make, place: str) -> None:
     """Their memory moves, and the image with it, of which the other daemon has never heard."""
     group = cluster(provider="gvisor", settings=request.getfixturevalue(place))

@@ -1,9 +1,12 @@
 """A terminal such as people have, played by a tmux server of the test's own: keys go in, and what is seen comes out.
 
 What is typed and shown passes a real pseudo-terminal. Nothing is slept for: a screen is looked at until it shows what
-it should, or a deadline is over.
+it should, or a deadline is over. One client of the server is asked for all of it: a program for each look at the
+screen would take more of a processor than what is looked at.
 """
 
+import os
+import select
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -21,16 +24,47 @@ class Screen:
     def __init__(self, place: Path, env: dict[str, str], *, rows: int = 24, cols: int = 80) -> None:
         self._words = ["tmux", "-u", "-S", str(place / "tmux"), "-f", "/dev/null"]
         given = [f"{name}={value}" for name, value in {"PS1": "$ ", "LANG": "C.UTF-8", **env}.items()]
-        self._tmux(
+        begin = [
             *("set-option", "-g", "default-terminal", "tmux-256color", ";", "set-option", "-g", "status", "off", ";"),
             *("new-session", "-d", "-s", "screen", "-x", str(cols), "-y", str(rows)),
             *("env", "-i", *given, "TERM=tmux-256color", "bash", "--norc", "--noprofile"),
+        ]
+        subprocess.run([*self._words, *begin], capture_output=True, check=True, timeout=DEADLINE_S)
+        self._client = subprocess.Popen(
+            [*self._words, "-C", "attach-session", "-t", "screen", "-f", "no-output,ignore-size"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
         )
+        self._unread = b""
+        self._answer()  # to attach-session
         self.until("$ ")
 
     def _tmux(self, *words: str) -> str:
-        done = subprocess.run([*self._words, *words], capture_output=True, check=True, timeout=DEADLINE_S)
-        return done.stdout.decode()
+        assert self._client.stdin is not None
+        self._client.stdin.write(f"{' '.join(map(_quoted, words))}\n".encode())
+        return self._answer()
+
+    def _answer(self) -> str:
+        """Read what a command said, between `%begin` and `%end` of one number. Notices come before."""
+        while not (begin := self._line()).startswith(b"%begin "):
+            assert not begin.startswith(b"%exit"), "the shell of this screen has ended"
+        number = begin.removeprefix(b"%begin")
+        said: list[str] = []
+        while (line := self._line()) != b"%end" + number:
+            assert line != b"%error" + number, "\n".join(said)
+            said.append(line.decode())
+        return "\n".join(said)
+
+    def _line(self) -> bytes:
+        assert self._client.stdout is not None
+        while b"\n" not in self._unread:
+            assert select.select([self._client.stdout], [], [], DEADLINE_S)[0], "tmux does not answer"
+            read = os.read(self._client.stdout.fileno(), 1 << 16)
+            assert read, "tmux has ended"
+            self._unread += read
+        line, self._unread = self._unread.split(b"\n", 1)
+        return line
 
     def type(self, text: str) -> None:
         """Type characters."""
@@ -101,7 +135,14 @@ class Screen:
 
     def close(self) -> None:
         """End it, and what runs in it."""
+        with self._client:  # closes its pipes, and waits for it
+            self._client.kill()  # otherwise it and the server may wait for each other
         subprocess.run([*self._words, "kill-server"], capture_output=True, check=False, timeout=DEADLINE_S)
+
+
+def _quoted(word: str) -> str:
+    """Quote a word for tmux's parser. Of what is not a letter or a digit much means something to it also in quotes."""
+    return '"' + "".join(c if c.isalnum() or not c.isascii() else f"\\{ord(c):03o}" for c in word) + '"'
 
 
 def _squeezed(text: str) -> str:

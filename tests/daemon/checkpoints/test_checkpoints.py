@@ -124,7 +124,7 @@ def test_any_moment_is_brought_back_in_any_order_as_often_as_one_likes(house: Ho
     house.end(box)
     assert [c.name for c in house.client.checkpoint.list(sandbox_id=box).checkpoints] == ["first", "second"]
     moments: dict[str, list[int]] = {}
-    for checkpoint in (second, first, first, second):
+    for checkpoint in (second, first, second):
         [made] = house.restored(checkpoint)
         values = house.goes_on(made)
         assert values == list(range(1, len(values) + 1)), "there is a gap, or something twice"

@@ -835,11 +835,14 @@ POINTS = [
     *(f"kill:cleanup:{n}" for n in (1, 4, 8)),
 ]
 
+MORE = [f"kill:move:{n}" for n in range(2, STEPS, 2)]
+"""Of every other step the soak dies: each kind of change has a step before it and one after it."""
+
 
 @pytest.mark.parametrize(
     ("point", "as_alice"),
     [
-        *((point, False) for point in POINTS),
+        *(pytest.param(point, False, marks=[pytest.mark.soak] * (point in MORE)) for point in POINTS),
         *(pytest.param(point, True, marks=pytest.mark.needs("root")) for point in POINTS[::5]),
     ],
 )

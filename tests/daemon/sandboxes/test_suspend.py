@@ -99,6 +99,14 @@ async def house(
     await made.clear()
 
 
+docker_by_the_soak = pytest.mark.parametrize(
+    "house",
+    [*HOUSES[:-1], pytest.param(DockerHouse, marks=[*HOUSES[-1].marks, pytest.mark.soak])],
+    indirect=True,
+)
+"""For what the daemon does by itself; what Docker's engine does and says has other tests here."""
+
+
 # -- standing still ---------------------------------------------------------------------------------------------------
 
 
@@ -121,6 +129,7 @@ async def test_what_is_suspended_stands_still_and_goes_on(house: House) -> None:
         ]  # fmt: skip
 
 
+@docker_by_the_soak
 async def test_what_is_so_already_is_answered_as_it_is(house: House) -> None:
     async with house.daemon() as daemon:
         await house.box(daemon)
@@ -182,6 +191,7 @@ async def test_meanwhile_it_is_said_what_to_do_and_all_can_be_read(house: House)
         await written(daemon, "screen", b"typed")
 
 
+@docker_by_the_soak
 async def test_a_time_limit_that_passes_meanwhile_is_kept_afterwards(house: House) -> None:
     async with house.daemon() as daemon:
         await house.box(daemon)
@@ -418,6 +428,7 @@ async def test_what_others_did_while_no_daemon_ran_is_on_record(house: House) ->
 SUSPEND, RESUME = events.SandboxSuspendRequested(), events.SandboxResumeRequested()
 
 
+@docker_by_the_soak
 @pytest.mark.parametrize(
     ("order", "carried_out", "then"),
     [

@@ -212,11 +212,8 @@ def test_without_isolation(client: Any, image: str) -> None:
     end(client, source, made)
 
 
-FEW = (
-    "go_on_alone or of_forks or exactly_the_files or stays_gone or image_alone or files_back or promoted"
-    " or (all_that_was_changed and (closed or full))"
-)
-ALL = f"{FEW} or pile_up or all_that_was_changed"
+FEW = "go_on_alone or exactly_the_files or stays_gone or files_back or (all_that_was_changed and (closed or full))"
+ALL = f"{FEW} or of_forks or image_alone or promoted or pile_up or all_that_was_changed"
 
 
 @pytest.mark.needs("root")

@@ -52,6 +52,17 @@ def sandbox(
     made.clean_up_all()
 
 
+not_in_docker = pytest.mark.parametrize(
+    "sandbox",
+    [
+        pytest.param(DockerSandbox, marks=[pytest.mark.needs("docker"), pytest.mark.soak], id="docker"),
+        pytest.param(LocalSandbox, id="local"),
+    ],
+    indirect=True,
+)
+"""For what both strategies have from their one base, where the engine has no part in it. The soak has it in Docker."""
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> str:
     for name in ("main.txt", ".git/config", "venv/x", "sub/node_modules/x", "sub/__pycache__/x", ".gcri/x", "sub/kept"):
@@ -107,6 +118,7 @@ def test_a_command_that_takes_too_long_is_ended_with_all_it_started(sandbox: Any
     assert sandbox.execute_command(container_id, count) == "0\n"
 
 
+@not_in_docker
 def test_a_python_program_leaves_no_script(sandbox: Any, project: str) -> None:
     container_id = sandbox.setup_branch(0, 0, project)
     code = "import os, sys\nprint(sorted(f for f in os.listdir() if f.startswith('_script_')) != [])\nsys.exit(4)"
@@ -116,6 +128,7 @@ def test_a_python_program_leaves_no_script(sandbox: Any, project: str) -> None:
     assert "_script_" not in sandbox.execute_command(container_id, "ls")
 
 
+@not_in_docker
 def test_branches_are_known_by_their_numbers_and_apart(sandbox: Any, project: str) -> None:
     one, two = sandbox.setup_branch(1, 0, project), sandbox.setup_branch(1, 1, project)
     assert (sandbox.get_container(1, 0), sandbox.get_container(1, 1)) == (one, two)
@@ -138,6 +151,7 @@ def test_a_branch_that_cannot_be_set_up_leaves_nothing(sandbox: Any, daemon: Run
         assert client.sandbox.list().sandboxes == []
 
 
+@not_in_docker
 def test_all_branches_end_also_those_set_up_twice(sandbox: Any, project: str, daemon: RunningDaemon) -> None:
     def set_up(branch: int) -> str:
         container_id: str = sandbox.setup_branch(0, branch, project)
@@ -152,6 +166,7 @@ def test_all_branches_end_also_those_set_up_twice(sandbox: Any, project: str, da
         assert (client.sandbox.list().sandboxes, client.image.list().images) == ([], [])
 
 
+@not_in_docker
 def test_much_output_comes_whole(sandbox: Any, project: str) -> None:
     container_id = sandbox.setup_branch(0, 0, project)
     said = sandbox.execute_command(container_id, "head -c 3000000 /dev/zero | tr '\\0' x; echo end >&2")
@@ -161,6 +176,7 @@ def test_much_output_comes_whole(sandbox: Any, project: str) -> None:
 # -- verification and results -----------------------------------------------------------------------------------------
 
 
+@not_in_docker
 def test_one_source_is_used_again_and_copied_for_those_that_come_later(
     sandbox: Any, project: str, daemon: RunningDaemon
 ) -> None:
@@ -211,6 +227,7 @@ def test_several_sources_are_merged_and_committed_without_what_is_ignored(sandbo
     assert (host / "d/sub/new").stat().st_mode & 0o777 == 0o755
 
 
+@not_in_docker
 def test_a_host_that_changed_is_not_overwritten(sandbox: Any, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a\n")
     container_id = sandbox.setup_branch(0, 0, str(tmp_path))
@@ -226,6 +243,7 @@ def test_a_host_that_changed_is_not_overwritten(sandbox: Any, tmp_path: Path) ->
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "again\n"}
 
 
+@not_in_docker
 def test_a_conflict_leaves_nothing_and_is_decided_by_selection_or_policy(
     sandbox: Any, tmp_path: Path, daemon: RunningDaemon
 ) -> None:
@@ -255,6 +273,7 @@ def test_a_conflict_leaves_nothing_and_is_decided_by_selection_or_policy(
         assert (client.sandbox.list().sandboxes, client.image.list().images) == ([], [])
 
 
+@not_in_docker
 def test_merged_containers_have_the_later_version_of_what_clashes(
     sandbox: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
