@@ -497,8 +497,17 @@ def test_the_path_of_the_target_may_have_links(home: Path, branch: Branch) -> No
 
 
 @pytest.mark.needs("root")
-@pytest.mark.parametrize("whose", [ALICE.uid, BOB.uid, 0], ids=["mallory's", "the caller's", "root's"])
-@pytest.mark.parametrize("as_root", [True, False])
+@pytest.mark.parametrize(
+    ("as_root", "whose"),
+    [
+        pytest.param(False, ALICE.uid, id="mallory's"),
+        pytest.param(False, BOB.uid, id="the caller's"),
+        pytest.param(False, 0, id="root's"),
+        pytest.param(True, ALICE.uid, id="mallory's for root"),
+        pytest.param(True, BOB.uid, id="another's for root", marks=pytest.mark.soak),
+        pytest.param(True, 0, id="root's for root"),
+    ],
+)
 def test_no_link_is_followed_where_somebody_else_may_write(
     home: Path, branch: Branch, whose: int, as_root: bool
 ) -> None:
