@@ -33,6 +33,9 @@ FIRST = ("gvisor.saved", "gvisor.renamed", "gvisor.restored", "checkpoint.saved"
 others take as long, and are for soaking.
 """
 
+IN_ORDER = ["gvisor.saved", "gvisor.renamed", "checkpoint.saved", "gvisor.restored"]
+"""The same, as the story comes by them: the daemon dies at two of them."""
+
 DEEP = [
     *(point for point in (*POINTS, *BETWEEN) if point not in FIRST),
     *(f"{step}_requested:{failpoints.BEFORE}" for step in STEPS),
@@ -107,7 +110,9 @@ def left_of(daemon: RunningDaemon) -> list[str]:
 
 @pytest.fixture(scope="module")
 def told(request: pytest.FixtureRequest, places: str, source: str) -> Iterator[Told]:
-    with side_by_side(partial(dies_at, places=places, source=source), asked_for(request), 2) as told:
+    with side_by_side(
+        partial(dies_at, places=places, source=source), asked_for(request), 2, in_order=IN_ORDER, deaths=2
+    ) as told:
         yield told
 
 

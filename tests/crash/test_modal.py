@@ -20,6 +20,13 @@ COMMITS = [f"{outcome}:{failpoints.BEFORE}" for outcome in OUTCOMES]
 """Modal has done something that is not on record."""
 
 
+IN_ORDER = [
+    "modal.staged", "image.created:before", "modal.made", "modal.secrets", "sandbox.created:before", "launch.answered",
+    "modal.saved", "snapshot.stored:before", "snapshot.deleted:before", "modal.ended", "sandbox.terminated:before",
+]  # fmt: skip
+"""The points of stories in which the daemon dies more than once."""
+
+
 def dies_at(points: Sequence[str], places: str, source: str, modal: Any) -> Story:
     """Tell the story to a daemon that dies at these points."""
     with story_in(places, points, **modal.environment) as story:
@@ -57,7 +64,7 @@ def left_at(modal: Any, state_dir: str) -> list[str]:
 @pytest.fixture(scope="module")
 def told(request: pytest.FixtureRequest, modal: Any, places: str, source: str) -> Iterator[Told]:
     tell = partial(dies_at, places=places, source=source, modal=modal)
-    with side_by_side(tell, asked_for(request), 2) as told:
+    with side_by_side(tell, asked_for(request), 2, in_order=IN_ORDER) as told:
         yield told
 
 
