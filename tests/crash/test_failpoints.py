@@ -57,6 +57,16 @@ POINTS = [
     if not point.startswith((*GROWTH, *KEEPING, *GVISOR, *BRANCHING, *OF_PROVIDERS, "disk.", "lock."))
 ]
 NAMES = ("image.tagged", "image.untagged")
+IN_ORDER = [
+    "image.copied", "uid.claimed", "create.directories", "create.spawned", "create.answered", "create.secrets",
+    "file.written", "sandbox.file_written:before", "sandbox.file_written:after", "copy.staged", "copy.committed",
+    "launch.written", "launch.sent", "launch.answered", "stdin.written", "update.reserved", "sandbox.updated:before",
+    "sandbox.updated:after", "update.recorded", "update.applied", "signal.sent", "process.signalled:before",
+    "process.signalled:after", "rebuild.begun", "end.stopped", "end.killed", "end.discarded", "uid.emptied",
+    "uid.released", "image.discarded",
+]  # fmt: skip
+"""The points of stories in which the daemon dies more than once."""
+
 AT_A_RESTART = ("start.", "stop.", "adopt.", "sweep.", "daemon.", "sandbox.adopted")
 
 
@@ -95,7 +105,9 @@ def restart(story: Story) -> None:
 
 @pytest.fixture(scope="module")
 def told(request: pytest.FixtureRequest, places: str, source: str) -> Iterator[Told]:
-    with side_by_side(partial(dies_at, places=places, source=source), asked_for(request)) as told:
+    with side_by_side(
+        partial(dies_at, places=places, source=source), asked_for(request), in_order=IN_ORDER, deaths=4
+    ) as told:
         yield told
 
 
