@@ -170,7 +170,7 @@ class ExecProcess:
     def resize(self, rows: int, cols: int) -> None:
         """See `Exec`."""
         if self._tty and self._stdout.fd >= 0:
-            fcntl.ioctl(self._stdout.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
+            _set_size(self._stdout.fd, rows, cols)
 
     async def wait(self) -> int:
         """See `Exec`."""
@@ -189,9 +189,12 @@ async def _nothing() -> AsyncIterator[bytes]:
 
 
 async def start_exec(owner: Launcher, process: dict[str, Any], *, enter: int, stdin: bool) -> ExecProcess:
-    """Start a process in a container, with pipes, or with a terminal as `process` says. Raises StartError."""
+    """Start a process in a container, with pipes, or with a terminal as `process` says, which has its `size`, in rows
+    and columns, before it starts. Raises StartError.
+    """
     if process["tty"]:
         ours, theirs = _open_terminal(enter, process["uid"])
+        _set_size(ours, *process.get("size", (0, 0)))
         return await _start(owner, process, enter, [theirs] * 3, (os.dup(ours) if stdin else None, ours, None))
     (out, out_end), (error, error_end) = os.pipe(), os.pipe()
     read, write = os.pipe() if stdin else (os.open(os.devnull, os.O_RDONLY), None)
@@ -205,6 +208,10 @@ def _open_terminal(pid: int, uid: int) -> tuple[int, int]:
     theirs = fcntl.ioctl(ours, TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
     os.fchown(theirs, uid, -1)
     return ours, theirs
+
+
+def _set_size(terminal: int, rows: int, cols: int) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
 
 async def _start(

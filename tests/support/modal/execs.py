@@ -57,7 +57,4 @@ async def start_exec(
     """Start a process, for which `busy` is entered. `size` is that of its terminal, in rows and columns. Raises
     StartError.
     """
-    started = await container.start(spec)
-    if any(size):
-        started.resize(*size)
-    return Exec(started, busy, discard=discard)
+    return Exec(await container.start({**spec, "size": size}), busy, discard=discard)
