@@ -52,7 +52,7 @@ def _close(stage: Stage, code: int, left: list[str], root: str, *, keep: bool) -
     if code or left:
         return 1
     stage.fact("no process, mount or directory of it is left")
-    stage.say("\nThat was Sandkeep. Next: the two-minute tour in README.md.")
+    stage.say("\nThat was Sandkeep. Next: the two-minute tour in docs/tutorial/tour.md.")
     return 0
 
 
