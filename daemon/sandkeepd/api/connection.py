@@ -19,7 +19,8 @@ from sandkeep.protocol.methods import Hello, Params
 from sandkeepd.api.batch import BatchAnswers
 from sandkeepd.api.routes import HELLO, Route
 from sandkeepd.api.writer import Writer
-from sandkeepd.core.call import Call, Handler, cannot_give, no_progress
+from sandkeepd.contract.caller import no_progress
+from sandkeepd.core.call import Call, Handler, cannot_give
 from sandkeepd.core.peer import Peer
 from sandkeepd.host.fairness import yield_to_loop
 from sandkeepd.serving.deadline import within_deadline

@@ -14,8 +14,9 @@ from sandkeep_store.threads import working_for
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.sessions import SessionState
 from sandkeepd.api.repeated_commands import RepeatedCommands
+from sandkeepd.contract.caller import no_progress
 from sandkeepd.core.access import Request, admit
-from sandkeepd.core.call import Call, no_progress
+from sandkeepd.core.call import Call
 from sandkeepd.core.core import Core
 from sandkeepd.core.messages import named_answer, named_progress, with_names
 from sandkeepd.core.operation import Again, Command, Handle

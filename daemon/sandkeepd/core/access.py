@@ -19,9 +19,9 @@ from sandkeep.protocol.methods import METHODS, Access, Method, Mutation, Params
 from sandkeep.settings.daemon import ADMIN_GROUP
 from sandkeep_store.eventlog.eventless_commands import CommandProgress
 from sandkeep_store.views.state import State
-from sandkeepd.contract.caller import Caller, Progress
+from sandkeepd.contract.caller import Caller, Progress, no_progress
 from sandkeepd.core import naming
-from sandkeepd.core.call import Call, Give, cannot_give, no_progress
+from sandkeepd.core.call import Call, Give, cannot_give
 from sandkeepd.core.peer import Peer
 
 _HOST_PATHS: Final = ("source", "image", "target")

@@ -7,14 +7,10 @@ from msgspec import Struct
 
 from sandkeep.errors import SetupError
 from sandkeep.protocol.methods import Method, Params
+from sandkeepd.contract.caller import Progress, no_progress
 from sandkeepd.core.peer import Peer
 
-Progress = Callable[[str], Awaitable[None]]
 Give = Callable[[Sequence[int]], Awaitable[None]]
-
-
-async def no_progress(message: str) -> None:
-    """For a call that nobody watches."""
 
 
 async def cannot_give(descriptors: Sequence[int]) -> None:  # noqa: ARG001  # it has the shape of `Give`

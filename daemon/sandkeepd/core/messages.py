@@ -17,9 +17,9 @@ from sandkeep import ids
 from sandkeep.errors import SandkeepError
 from sandkeep.protocol.methods import Kind
 from sandkeep_store.views.state import State
+from sandkeepd.contract.caller import Progress
 from sandkeepd.core import naming
 from sandkeepd.core.access import Request
-from sandkeepd.core.call import Progress
 
 _KINDS: Final[dict[str, Kind]] = {
     ids.SANDBOX: "sandbox", ids.IMAGE: "image", ids.SNAPSHOT: "snapshot", ids.CHECKPOINT: "checkpoint",

@@ -31,9 +31,8 @@ from sandkeep.errors import SandkeepError, StateError, error_from
 from sandkeep.events import Event, Meta
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.threads import working_for
-from sandkeepd.contract.caller import Caller, Progress
+from sandkeepd.contract.caller import Caller, Progress, no_progress
 from sandkeepd.core.access import Request
-from sandkeepd.core.call import no_progress
 from sandkeepd.core.core import RUN_AGAIN, Core, Tries, as_sandkeep_error
 from sandkeepd.core.interruption import Interruptible
 from sandkeepd.core.retry import insist

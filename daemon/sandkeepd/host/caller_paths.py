@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import IO, Final, NoReturn, cast, get_args
+from typing import IO, Final, NoReturn, Self, cast, get_args
 
 from msgspec import Struct
 
@@ -30,7 +30,7 @@ from sandkeep_store.files.holes import data_of
 from sandkeep_store.threads import Threads, check_cancelled
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.image_sources import Seen
-from sandkeepd.contract.images import ImportedImage
+from sandkeepd.contract.images import ImageRequest, ImportedImage
 from sandkeepd.host import mounts, seccomp
 from sandkeepd.host.processes import TOOL_ENV, in_fresh_thread, ordinary_priority
 from sandkeepd.host.threads import Meter, run_in_thread
@@ -115,6 +115,11 @@ class LeftOut(Struct, frozen=True, kw_only=True):
     names: Sequence[str] = ()
     patterns: Sequence[str] = ()
     by_file: bool = False
+
+    @classmethod
+    def of(cls, request: ImageRequest) -> Self:
+        """Return what a request for an image leaves out."""
+        return cls(names=request.ignore, patterns=request.patterns, by_file=request.by_file)
 
 
 NOTHING: Final = LeftOut()

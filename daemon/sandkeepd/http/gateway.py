@@ -19,7 +19,8 @@ from sandkeep.errors import CallerError, SandkeepError, StateError, only_error
 from sandkeep.protocol.methods import METHODS, Mutation, Params
 from sandkeepd.api.dispatch import Dispatch
 from sandkeepd.api.routes import routes_of
-from sandkeepd.core.call import Call, Give, Handler, cannot_give, no_progress
+from sandkeepd.contract.caller import no_progress
+from sandkeepd.core.call import Call, Give, Handler, cannot_give
 from sandkeepd.core.core import Core
 from sandkeepd.http import openapi, problems
 from sandkeepd.http.exchange import (

@@ -30,8 +30,7 @@ from sandkeep_store.buckets.sdks import require_sdk
 from sandkeep_store.locks.fence import Fence
 from sandkeep_store.threads import in_thread
 from sandkeep_store.views.snapshots import SnapshotState
-from sandkeepd.contract.caller import Progress
-from sandkeepd.core.call import no_progress
+from sandkeepd.contract.caller import Progress, no_progress
 from sandkeepd.host.threads import Meter, in_ending_thread, in_long_thread, run_in_thread
 from sandkeepd.host.unnamed_file import open_unnamed
 from sandkeepd.snapshots.archive_limits import limits_of

@@ -45,10 +45,10 @@ from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.shared_metadata import SharedMetadata
 from sandkeep_store.views.snapshots import SnapshotState
+from sandkeepd.contract.caller import no_progress
 from sandkeepd.core import rules
 from sandkeepd.core.access import own_request
 from sandkeepd.core.call import Handler as Handle
-from sandkeepd.core.call import no_progress
 from sandkeepd.core.core import Core
 from sandkeepd.providers.common.inside import HOME
 from sandkeepd.sandboxes.files import Files

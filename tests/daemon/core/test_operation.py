@@ -16,8 +16,9 @@ from sandkeep.protocol.methods import METHODS, ImageCreate
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.threads import Threads, working_for
 from sandkeep_store.views.images import ImageState
+from sandkeepd.contract.caller import no_progress
 from sandkeepd.core.access import Request
-from sandkeepd.core.call import cannot_give, no_progress
+from sandkeepd.core.call import cannot_give
 from sandkeepd.core.core import RUN_AGAIN
 from sandkeepd.core.operation import Operation, Order, Upkeep
 from sandkeepd.core.peer import Peer

@@ -9,7 +9,7 @@ from tests.support.expect import until_async
 from tests.support.patience import patient
 
 from sandkeep.errors import DataError, ProviderError
-from sandkeepd.core.call import no_progress
+from sandkeepd.contract.caller import no_progress
 from sandkeepd.host.threads import Meter
 from sandkeepd.snapshots.hedge import Attempt, first_whole, open_in_thread
 

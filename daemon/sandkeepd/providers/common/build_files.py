@@ -24,7 +24,7 @@ async def import_context(
 
     return await import_tree(
         request.source, caller, target, owner=None, hide=hide, progress=progress, check_size=check_size,
-        left_out=LeftOut(names=request.ignore, patterns=request.patterns, by_file=request.by_file),
+        left_out=LeftOut.of(request),
     )  # fmt: skip
 
 

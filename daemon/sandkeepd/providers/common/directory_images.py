@@ -47,7 +47,7 @@ class DirectoryImages(Images):
         async with undo_on_error(self._undo, image_id):
             self.begin(image_id)
             hide = never_packed(self._layout.state_dir)
-            left_out = LeftOut(names=request.ignore, patterns=request.patterns, by_file=request.by_file)
+            left_out = LeftOut.of(request)
             return await import_tree(
                 request.source,
                 caller,
