@@ -28,7 +28,7 @@ from sandkeep.protocol.methods import (
     SnapshotRestore,
 )
 from sandkeep_store.buckets.config import STORAGE, Artifact, Root, Storage
-from sandkeep_store.eventlog.log import Recorded
+from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.sandboxes import SandboxState
@@ -53,6 +53,9 @@ from sandkeepd.snapshots.snapshots import snapshotting
 
 LOOK_S: Final = 1.0
 """Seconds between two looks of a waiter at whether it was refused."""
+
+RELEASE_S: Final = 10.0
+"""How long a refusal waits for the release of the lock that was taken for it."""
 
 P = TypeVar("P", bound=Params)
 
@@ -125,16 +128,18 @@ class Attachment:
         is_saved = sharing.is_movable or command.enable_checkpoint
         saves_memory = self._require_savable(provider, movable=is_saved)
         told = await self._images.describe(request, image, archive=saves_memory)
-        with self._sandboxes.reservations.one(request, name, spec) as sandbox_id:
+        held, reserved = self._holds.held(image.image_id), self._sandboxes.reservations.one(request, name, spec)
+        with held, reserved as sandbox_id:
             token = command.sandbox_token or token_of(core.log.command_key, sandbox_id)
             spec = replace(spec, shared=replace(sharing, token_sha256=hash_of(token)))
+            new = await self._intended(request, image, provider, sandbox_id, spec, told, is_saved=is_saved)
             beside = command.enable_checkpoint and not command.enable_handoff
             async with self._locked(request, name, sandbox_id, 0.0, beside_metadata=beside):
                 found = await self._publisher.read(request.owner, name)
                 if found is not None and not found.is_removed:
                     message = f"another daemon has just made the shared sandbox {name!r}: attach to it"
                     raise StateError("conflict", message, gcs_sandbox_id=name)
-                await self._begin(request, image, provider, sandbox_id, spec, told, is_saved=is_saved)
+                await self._sandboxes.creation.begin(new, request.meta, request, Maker(command.secrets))
         return await self._made(sandbox_id, token, "requested")
 
     def _require_savable(self, provider: Provider, *, movable: bool) -> bool:
@@ -148,13 +153,13 @@ class Attachment:
             self._storage.require("snapshot", bucket=True)
         return provider.checkpoints is not None
 
-    async def _begin(
+    async def _intended(
         self, request: Request[SandboxCreate], image: ImageState, provider: Provider, sandbox_id: str,
         spec: SandboxSpec, told: SharedImage, *, is_saved: bool,
-    ) -> None:  # fmt: skip
-        secrets = request.params.secrets
+    ) -> NewEvent:  # fmt: skip
+        """Return the intent. Raises `not_supported` unless one that is to be saved can be, before any lock is taken."""
         new = self._sandboxes.reservations.intent(
-            sandbox_id, provider, image.image_id, spec, request.caller, secrets, first_image=told
+            sandbox_id, provider, image.image_id, spec, request.caller, request.params.secrets, first_image=told
         )
         plan = self._sandboxes.reservations.plan(sandbox_id)
         why = provider.checkpoints.why_no_checkpoint(plan) if told.path is not None and provider.checkpoints else None
@@ -162,8 +167,7 @@ class Attachment:
             raise SetupError("not_supported", f"it could not be handed over: {why}")
         if is_saved and provider.checkpoints is None:
             await snapshotting(provider).require_packable(plan)
-        with self._holds.held(image.image_id):
-            await self._sandboxes.creation.begin(new, request.meta, request, Maker(secrets))
+        return new
 
     async def _made(self, sandbox_id: str, token: str | None, or_else: str) -> Sandbox:
         """Wait until a sandbox runs, and other daemons can read of it. If they cannot, end it for the other reason."""
@@ -315,7 +319,9 @@ class Attachment:
     async def _locked(
         self, request: Request[Any], name: str, sandbox_id: str, timeout_s: float, *, beside_metadata: bool
     ) -> AsyncIterator[None]:
-        """Take the lock for a sandbox that goes on record in the block. If it does not, the lock is released."""
+        """Take the lock for a sandbox that goes on record in the block. If it does not, the lock is released before the
+        caller hears of it: he may try again at once.
+        """
         self.starting.add(sandbox_id)
         try:
             where = self._locks.place(request, name, beside_metadata=beside_metadata)
@@ -324,8 +330,10 @@ class Attachment:
                 yield
             except BaseException:
                 if sandbox_id not in self._core.state.sandboxes:
-                    with trio.CancelScope(shield=True):
-                        await self._locks.free(self._core.state.locks[lock_id])
+                    with trio.move_on_after(RELEASE_S, shield=True):
+                        lock = self._core.state.locks[lock_id]
+                        await self._locks.free(lock)
+                        await self._core.settled(lock_id, lambda: lock.ended)
                 raise
         finally:
             self.starting.discard(sandbox_id)
