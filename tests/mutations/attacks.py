@@ -175,7 +175,11 @@ ATTACKS: Final = (
             USER: "tests/daemon/api/test_fingerprints.py::test_no_digest_on_record_tells_a_pin",
         },
     ),
-    Attack("event log", "growth without limit", {USER: f"{_QUOTAS}test_pending_calls", KEY: OPEN}),
+    Attack(
+        "event log",
+        "growth without limit",
+        {USER: f"{_QUOTAS}test_pending_calls", KEY: f"{_KEYS}test_a_key_has_quotas_of_its_own"},
+    ),
     Attack(
         "journals",
         "replaced, truncated, made a device",
@@ -201,7 +205,12 @@ ATTACKS: Final = (
         },
     ),
     Attack(
-        "objects of others", "repeated commands", {USER: f"{_ACCESS}test_a_command_id_is_its_owners_own", KEY: OPEN}
+        "objects of others",
+        "repeated commands",
+        {
+            USER: f"{_ACCESS}test_a_command_id_is_its_owners_own",
+            KEY: f"{_KEYS}test_another_keys_commands_are_not_repeated",
+        },
     ),
     Attack(
         "images of others",
@@ -353,7 +362,11 @@ ATTACKS: Final = (
     ),
     Attack("disk", "files that no walk sees, default limit", {CODE: OPEN}),
     Attack("disk", "a full host", {CODE: f"{_DISKS}test_nothing_is_lost_on_a_host_whose_disk_is_full"}),
-    Attack("disk", "quotas of owners", {USER: f"{_QUOTAS}test_promised_disks", KEY: OPEN}),
+    Attack(
+        "disk",
+        "quotas of owners",
+        {USER: f"{_QUOTAS}test_promised_disks", KEY: f"{_KEYS}test_a_key_has_quotas_of_its_own"},
+    ),
     Attack("disk", "steps of builds", {USER: OPEN}),
     # -- service to others --------------------------------------------------------------------------------------------
     Attack(

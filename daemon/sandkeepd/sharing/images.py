@@ -125,7 +125,10 @@ class SharedImages:
             return found.image_id
         if wanted.path is None and not by_archive:
             message = f"there is no image here with the content {wanted.digest}, of which the sandbox was made"
-            raise StateError("not_ready", f"{message}: make it with `sandkeep image create`, and attach again")
+            remedy = "make it with `sandkeep image create`, and attach again"
+            if provider.builder is not None:  # what an engine builds has another digest each time
+                remedy = "push the image to a registry, and share a sandbox that was made of it by its name there"
+            raise StateError("not_ready", f"{message}: {remedy}")
         place = self._root().place(wanted.path or _path_of(wanted.digest))
         event = events.ImageCreateRequested(
             owner=request.owner, provider=provider.name, kind="directory", source=str(place)

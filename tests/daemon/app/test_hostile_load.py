@@ -10,7 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -47,6 +47,7 @@ MOST_TIMES = 3.0
 PR_SET_PDEATHSIG = 1
 
 Times = dict[str, list[float]]
+Load = Callable[[], AbstractContextManager[None]]
 
 
 def lives(daemon: RunningDaemon, image: dict[str, Any]) -> Times:
@@ -182,14 +183,20 @@ def hostile_load(daemon: RunningDaemon, image: dict[str, Any]) -> Iterator[None]
 
 
 @contextmanager
-def load_of_a_crowd(daemon: RunningDaemon, image: dict[str, Any]) -> Iterator[None]:
+def enemy(daemon: RunningDaemon, image: dict[str, Any]) -> Iterator[Load]:
+    """One hostile owner, whose sandboxes are made for each load, as programs are busy in them."""
+    yield lambda: hostile_load(daemon, image)
+
+
+@contextmanager
+def crowd(daemon: RunningDaemon, image: dict[str, Any]) -> Iterator[Load]:
+    """Many owners, whose sandboxes are idle without a load, and are made once."""
     boxes = {
         uid: as_client(daemon, uid, lambda client: box_of(image, client, "seq 1500 | xargs touch")) for uid in CROWD
     }
     calls = [(uid, [lambda client, box=box: client.sandbox.diff(box)] * AT_ONCE) for uid, box in boxes.items()]
     try:
-        with calling(daemon, calls):
-            yield
+        yield lambda: calling(daemon, calls)
     finally:
         for uid, box in boxes.items():
             as_client(daemon, uid, lambda client, box=box: client.sandbox.terminate(box))
@@ -199,9 +206,7 @@ def p99(times: list[float]) -> float:
     return sorted(times)[int(0.99 * len(times))]
 
 
-@pytest.mark.parametrize(
-    ("hostile", "programs"), [(hostile_load, PROGRAMS), (load_of_a_crowd, 3 * len(CROWD))], ids=["one", "crowd"]
-)
+@pytest.mark.parametrize(("hostile", "programs"), [(enemy, PROGRAMS), (crowd, 3 * len(CROWD))], ids=["one", "crowd"])
 def test_others_wait_hardly_longer_than_for_bare_programs(
     places: str, capsys: pytest.CaptureFixture[str], hostile: Callable[..., Any], programs: int
 ) -> None:
@@ -210,11 +215,12 @@ def test_others_wait_hardly_longer_than_for_bare_programs(
         image = {"source": f"{daemon.root}/source"}
         daemon.start()
         bare, beside = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
-        for _ in range(ROUNDS):  # in turns, as the machine may have other work
-            for times, load in ((bare, busy_programs(programs)), (beside, hostile(daemon, image))):
-                with load:
-                    for name, seconds in all_lives(daemon, image).items():
-                        times[name] += seconds
+        with hostile(daemon, image) as load:
+            for _ in range(ROUNDS):  # in turns, as the machine may have other work
+                for times, burden in ((bare, busy_programs(programs)), (beside, load())):
+                    with burden:
+                        for name, seconds in all_lives(daemon, image).items():
+                            times[name] += seconds
     ratios = {name: p99(beside[name]) / p99(bare[name]) for name in bare}
     with capsys.disabled():
         for name, ratio in ratios.items():

@@ -3,6 +3,7 @@
 import os
 import socket
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -215,3 +216,41 @@ def test_a_key_does_not_make_the_engine_call_the_host(gateway: Gateway) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         image = f"127.0.0.1:{listener.getsockname()[1]}/x"
         assert gateway.ask("POST", SESSIONS, {"image": image}).problem == (403, "permission_denied")
+
+
+def test_another_keys_commands_are_not_repeated(gateway: Gateway) -> None:
+    """What another key called by the same id neither answers a command nor keeps it from being carried out."""
+    with gateway.daemon.connect() as client:
+        other = client.key.create("echo").key
+        image = client.image.create(f"{gateway.daemon.root}/image", owner="key:echo").image_id
+    again = {"Idempotency-Key": "mk"}
+    made = [
+        gateway.ask("POST", SESSIONS, {"image": image_id}, key=key, headers=again).value
+        for key, image_id in ((gateway.key, gateway.image_id), (other, image), (other, image))
+    ]
+    assert len({session["id"] for session in made}) == 2
+    assert made[1]["id"] == made[2]["id"] != made[0]["id"]
+    for key, session in ((gateway.key, made[0]), (other, made[1])):
+        gateway.ask("DELETE", f"{SESSIONS}{session['id']}/", key=key)
+
+
+def test_a_key_has_quotas_of_its_own(places: str) -> None:
+    with gateway_in(places, SANDKEEP_QUOTA="calls=3,disk=40M") as gateway:
+        with gateway.daemon.connect() as client:
+            other = client.key.create("other").key
+        gateway.make("box", ephemeral_storage="30Mi")
+        more = {"id": "more", "image": gateway.image_id, "ephemeral_storage": "30Mi"}
+        refusal = gateway.ask("POST", SESSIONS, more)
+        assert refusal.problem == (400, "quota_exceeded")
+        assert "quota of disk of key:ci" in refusal.value["detail"]
+        wait = {"command": "until [ -e go ]; do sleep 0.1; done"}
+        with ThreadPoolExecutor() as pool, gateway.daemon.connect() as client:
+            waiting = [pool.submit(gateway.ask, "POST", f"{SESSIONS}box/exec/", wait) for _ in range(3)]
+            until(lambda: [q.used for q in client.quota.get(owner="key:ci").quotas if q.quota == "calls"] == [3])
+            refusal = gateway.ask("POST", f"{SESSIONS}box/exec/", {"command": "true"})
+            assert refusal.problem == (429, "quota_exceeded")
+            assert "quota of calls of key:ci" in refusal.value["detail"]
+            assert gateway.ask("GET", SESSIONS, key=other).status == 200
+            [box] = client.sandbox.list().sandboxes
+            client.sandbox.exec(box.sandbox_id, "touch go")
+            assert [one.result().value["exit_code"] for one in waiting] == [0, 0, 0]
