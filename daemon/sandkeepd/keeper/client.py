@@ -87,6 +87,9 @@ class KeeperInstance:
     def _on_answer(self, answer: journal.Answer) -> None:
         self._viewers.on_answer(answer)
 
+    async def require_reachable(self) -> None:
+        """See `Instance.require_reachable`. A keeper on this machine reads what it is asked at once."""
+
     # Processes
 
     async def launch(self, launch: Launch) -> int:

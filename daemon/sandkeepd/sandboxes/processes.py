@@ -85,8 +85,8 @@ class Processes:
         await self._send(process, number, request.meta)
         return process.view()
 
-    async def _send(self, process: ProcessState, number: int, meta: Meta) -> None:
-        runtime = await self._reach(process)
+    async def _send(self, process: ProcessState, number: int, meta: Meta, *, later: bool = False) -> None:
+        runtime = await self._reach(process, later=later)
         if runtime is None:
             return
         event = events.ProcessSignalled(signal=Signals(number).name.removeprefix("SIG"))
@@ -117,10 +117,10 @@ class Processes:
 
     async def _end(self, process: ProcessState, meta: Meta) -> None:
         try:
-            await self._send(process, Signals.SIGINT, meta)
+            await self._send(process, Signals.SIGINT, meta, later=True)
             with trio.move_on_after(CANCEL_S):
                 await self._core.settled(process.process_id, lambda: process.ended)
-            await self._send(process, Signals.SIGKILL, meta)
+            await self._send(process, Signals.SIGKILL, meta, later=True)
         except SandkeepError as error:  # its sandbox is suspended, or ending
             logger.info("not ended", extra={"process_id": process.process_id, "error": error.message})
 
@@ -205,12 +205,16 @@ class Processes:
         require_terminals(runtime.instance)
         return runtime.instance
 
-    async def _reach(self, process: ProcessState) -> Runtime | None:
-        """The runtime of a process that runs, once it was started; None when it has ended."""
+    async def _reach(self, process: ProcessState, *, later: bool = False) -> Runtime | None:
+        """The runtime of a process that runs, once it was started; None when it has ended. Raises
+        `provider_unavailable` if it cannot be reached now, unless what is asked of it may be done `later`.
+        """
         runtime = None
         if not process.ended:
             runtime = await self._runtimes.running(rules.sandbox(self._core.state, process.sandbox_id))
             await self._core.settled(process.process_id, lambda: process.status != "starting")
+            if not later and not process.ended:
+                await runtime.instance.require_reachable()
         return None if process.ended else runtime
 
     # -- reading ------------------------------------------------------------------------------------------------------

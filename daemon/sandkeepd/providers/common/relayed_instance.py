@@ -134,18 +134,17 @@ class RelayedInstance(HeldInstance):
         return True
 
     async def launch(self, launch: Launch) -> int:
-        """See `Instance.launch`. Raises `provider_unavailable` when the channel is broken: it would be carried out some
-        time later.
-        """
-        await self._require_channel()
+        """See `Instance.launch`, and `require_reachable`."""
+        await self.require_reachable()
         return await super().launch(launch)
 
     async def run_command(self, command: Sequence[str], stdin: bytes | None = None, **more: Any) -> Ended:
-        """See `Instance.run_command`, and `launch`."""
-        await self._require_channel()
+        """See `Instance.run_command`, and `require_reachable`."""
+        await self.require_reachable()
         return await super().run_command(command, stdin, **more)
 
-    async def _require_channel(self) -> None:
+    async def require_reachable(self) -> None:
+        """See `Instance.require_reachable`."""
         if await self._has_channel(REOPENED_S, trio.Event()):
             return
         # One attempt that is under way may be slow, as everything on a busy machine.

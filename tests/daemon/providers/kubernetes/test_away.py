@@ -1,6 +1,7 @@
 """A cluster that goes away and comes back: what is asked meanwhile is told why, and goes on by itself afterwards."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,16 @@ from urllib.parse import urlsplit
 
 import pytest
 import trio
+from tests.conftest import RunningDaemon
 from tests.daemon.providers.kubernetes.conftest import make, opened, output_of
+from tests.support import changed
 from tests.support.counting import counting
-from tests.support.expect import refused_async, until_async
+from tests.support.expect import refused, refused_async, until, until_async
+from tests.support.kubernetes.images import TOOLS
 from tests.support.patience import patient
 from tests.support.proxy import BreakingLine
 
+from sandkeep.errors import ProviderError
 from sandkeep.ids import PROCESS, new_id
 from sandkeepd.contract.processes import Launch
 from sandkeepd.providers.common import relayed_instance
@@ -115,3 +120,44 @@ async def test_a_server_that_falls_silent_is_noticed_by_what_it_does_not_answer(
             await broke.wait()
         line.mend()
         line.break_all()
+
+
+def test_what_is_asked_of_a_process_meanwhile_is_refused_and_not_done_later(
+    new_daemon: Callable[[], RunningDaemon], line: BreakingLine, tmp_path: Path
+) -> None:
+    daemon = new_daemon()
+    daemon.program = changed.program({"sandkeepd.providers.common.relayed_instance.REOPENED_S": 0.1})
+    daemon.env["KUBECONFIG"] = str(tmp_path / "kubeconfig")
+    daemon.start()
+    with daemon.connect() as client:
+        image = client.image.create(TOOLS, provider="kubernetes")
+        box = client.sandbox.create(image.image_id).sandbox_id
+        client.process.launch(box, "cat", name="reader", stdin=True)
+        client.process.launch(box, "cat", name="shell", tty=True)
+
+        def works(call: Callable[[], Any]) -> bool:
+            with suppress(ProviderError):
+                call()
+                return True
+            return False
+
+        line.down = True
+        line.break_all()
+        until(lambda: not works(lambda: client.process.signal(box, "reader", "WINCH")))  # once the daemon has noticed
+        for call in (
+            lambda: client.process.signal(box, "reader", "TERM"),
+            lambda: client.process.write_stdin(box, "reader", b"lost\n"),
+            lambda: client.process.write_stdin(box, "shell", b"lost\n"),
+            lambda: client.process.resize(box, "shell", rows=10, cols=10),
+        ):
+            assert "does not answer" in refused("provider_unavailable", call).message
+        line.down = False
+        until(lambda: works(lambda: client.sandbox.exec(box, "true")))
+        client.process.write_stdin(box, "reader", b"kept\n", eof=True)
+        assert client.process.wait(box, "reader").exit_code == 0
+        assert client.process.read(box, "reader").stdout == b"kept\n"
+        signals = [
+            event.data["signal"] for event in client.sandbox.history(box).events if event.type.endswith("signalled")
+        ]
+        assert "TERM" not in signals
+        client.sandbox.terminate(box)
