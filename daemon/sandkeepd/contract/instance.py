@@ -132,6 +132,16 @@ class Instance(Protocol):
         """
         ...
 
+    def oom_kills(self) -> int | None:
+        """Return how many processes of the sandbox the kernel has ended because it was out of memory, as of the last
+        `measure_memory` where that is needed; None if unknown.
+        """
+        ...
+
+    async def measure_memory(self) -> None:
+        """Bring `oom_kills` up to date, where the back end has to be asked for it. Never raises."""
+        ...
+
     async def measure_disk(self) -> None:
         """Measure the disk usage if that is limited only by being measured, and may have reached the limit by now."""
         ...

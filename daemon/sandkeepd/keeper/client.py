@@ -19,6 +19,7 @@ from sandkeep.system.descriptors import closing_fd
 from sandkeepd.contract.instance import Directory, Ending
 from sandkeepd.contract.pauses import Pausing
 from sandkeepd.contract.processes import Chunk, Exit, InputNote, Launch, unnoted
+from sandkeepd.host.cgroups.usage import oom_kills
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.keeper import fifo, files, input_files, journal, pipes, requests
 from sandkeepd.keeper.channel import Channel
@@ -335,6 +336,13 @@ class KeeperInstance:
     def disk_is_full(self) -> bool:
         """See `Instance.disk_is_full`."""
         return self._shared.is_full()
+
+    def oom_kills(self) -> int | None:
+        """See `Instance.oom_kills`."""
+        return oom_kills(self.cgroups)
+
+    async def measure_memory(self) -> None:
+        """See `Instance.measure_memory`. The kernel's count is read wherever it is wanted."""
 
     async def measure_disk(self) -> None:
         """See `Instance.measure_disk`."""

@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 
 from sandkeep_store.views.processes import ProcessState
 from sandkeepd.contract.instance import Instance
-from sandkeepd.host.cgroups.usage import oom_kills
 
 KILLED: Final = 128 + 9
 """Exit code of a process that SIGKILL ended."""
@@ -30,7 +29,7 @@ class OomWatcher:
     """The OOM kills in one sandbox. Where the kernel does not count them, none is attributed."""
 
     def __init__(self, instance: Instance) -> None:
-        self._cgroups = instance.cgroups
+        self._count = instance.oom_kills
         self._marks: dict[str, Mark] = {}
         self._attributed = 0
 
@@ -38,7 +37,7 @@ class OomWatcher:
         """Mark the present count, as a process is about to be started, or was found running: earlier kills were not of
         it.
         """
-        killed = oom_kills(self._cgroups)
+        killed = self._count()
         if killed is not None:
             self._marks[process_id] = Mark(killed, self._attributed)
 
@@ -47,7 +46,7 @@ class OomWatcher:
         mark = self._marks.pop(process.process_id, None)
         if mark is None or exit_code != KILLED or process.timed_out or process.last_signal == "KILL":
             return False
-        killed = oom_kills(self._cgroups)
+        killed = self._count()
         if killed is None or killed - mark.killed <= self._attributed - mark.attributed:
             return False
         self._attributed += 1

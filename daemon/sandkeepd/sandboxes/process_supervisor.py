@@ -17,6 +17,7 @@ from sandkeepd.contract.processes import Exit
 from sandkeepd.core.core import Core
 from sandkeepd.core.retry import retry_until_done
 from sandkeepd.host.fairness import yield_to_loop
+from sandkeepd.sandboxes.oom import KILLED
 from sandkeepd.sandboxes.output_marker import OutputMarker
 from sandkeepd.sandboxes.output_times import OutputTimes
 from sandkeepd.sandboxes.process_ends import shown_code
@@ -111,6 +112,8 @@ class ProcessSupervisor:
         if process.requested.durable:
             await self._sync(instance, process_id)
         await instance.measure_disk()
+        if exited.exit_code == KILLED:
+            await instance.measure_memory()
         met = runtime.limits.met(process, exited.exit_code)
         if exited.exit_code is None:
             return events.ProcessLost(message=exited.message or "nobody saw how the process ended")

@@ -17,6 +17,7 @@ from tests.support.expect import until
 from sandkeep import events
 from sandkeep_store.views.processes import ProcessState
 from sandkeepd.host.cgroups import groups as cgroups
+from sandkeepd.host.cgroups import usage
 from sandkeepd.host.processes import OOM_SCORE_ADJ
 from sandkeepd.sandboxes.oom import OomWatcher
 
@@ -49,8 +50,10 @@ class Counted:
 
     def __init__(self, directory: Path) -> None:
         self.file = directory / "memory.events"
-        self.cgroups = {"memory": str(directory)}
         self.count(0)
+
+    def oom_kills(self) -> int | None:
+        return usage.oom_kills({"memory": str(self.file.parent)})
 
     def count(self, killed: int) -> None:
         self.file.write_text(f"oom {killed}\noom_kill {killed}\n")
@@ -103,7 +106,7 @@ def test_another_reason_is_not_that_one(counted: Counted, how: dict[str, object]
 
 
 def test_where_nobody_counts_nothing_is_told(counted: Counted) -> None:
-    silent = kills_of(SimpleNamespace(cgroups={}))
+    silent = kills_of(SimpleNamespace(oom_kills=lambda: None))
     silent.begin("a")
     assert not silent.attribute(process("a"), KILLED)
     kills = kills_of(counted)

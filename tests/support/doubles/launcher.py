@@ -41,6 +41,11 @@ DEVICE_LINKS = {
 LARGEST_PACKET = 4096
 DESCRIPTORS = 5
 
+GROUPS = "/sys/fs/cgroup"
+VERSION_1 = (f"{GROUPS}/memory", "memory.limit_in_bytes")
+VERSION_2 = (GROUPS, "memory.max")
+"""Where this machine has its control groups for memory, as a container has its own, and the file that takes a limit."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -70,11 +75,42 @@ def enter_network(pid: int) -> None:
         os.close(fd)
 
 
+# The memory of a container
+
+
+def make_group(limit: int) -> str | None:
+    """Make a control group with a limit of memory; return its directory, None where this machine has none for us."""
+    above, file = VERSION_1 if os.path.isdir(VERSION_1[0]) else VERSION_2
+    group = f"{above}/skt-double-{os.getpid()}-{os.urandom(4).hex()}"
+    try:
+        os.mkdir(group)
+        with open(f"{group}/{file}", "w") as limited:
+            limited.write(str(limit))
+    except OSError:
+        remove_group(group)
+        return None
+    return group
+
+
+def join_group(group: str) -> None:
+    """Put this process into a control group. Raises OSError."""
+    with open(f"{group}/cgroup.procs", "w") as members:
+        members.write("0")
+
+
+def remove_group(group: str) -> None:
+    """Remove a control group whose processes have ended."""
+    with contextlib.suppress(OSError):
+        os.rmdir(group)
+
+
 # A new container
 
 
-def enter_container(spec: dict[str, Any], cwd: str) -> None:
-    """Make the file systems of a container, in new namespaces, and enter them; with `host`, only below `root`."""
+def enter_container(spec: dict[str, Any], cwd: str, group: str | None) -> None:
+    """Make the file systems of a container, in new namespaces, and enter them; with `host`, only below `root`. It can
+    read its control `group`, as those of containerd can.
+    """
     unshare(NEW_MOUNTS | NEW_UTS | NEW_IPC | (NEW_NETWORK if spec.get("network") else 0))
     if spec.get("network"):
         with socket.socket() as any_socket:
@@ -86,11 +122,14 @@ def enter_container(spec: dict[str, Any], cwd: str) -> None:
             _make_mount_point(root + bind["target"], os.path.isdir(bind["source"]))
         mount("proc", "/proc", "proc", NOSUID | NODEV | NOEXEC)
         return
-    opened = [os.open(bind["source"], os.O_PATH | os.O_CLOEXEC) for bind in spec["mounts"]]
+    binds = [*spec["mounts"]]
+    if group is not None:
+        binds.insert(0, {"source": group, "target": os.path.dirname(group), "read_only": True})
+    opened = [os.open(bind["source"], os.O_PATH | os.O_CLOEXEC) for bind in binds]
     os.chdir(root)
     _call("pivot_root", b".", b".")  # what was the root is now mounted above, until it is unmounted below
     _mount_kernel_files()
-    for bind, source in zip(spec["mounts"], opened, strict=True):
+    for bind, source in zip(binds, opened, strict=True):
         _bind(f"/proc/self/fd/{source}", bind["target"], read_only=bind["read_only"])
     _call("umount2", b".", DETACH)
     os.makedirs(cwd, exist_ok=True)
@@ -181,7 +220,7 @@ def _run_program(program: types.ModuleType, process: dict[str, Any]) -> NoReturn
         os._exit(code)
 
 
-def run(request: dict[str, Any], fds: list[int], program: types.ModuleType | None) -> NoReturn:
+def run(request: dict[str, Any], fds: list[int], program: types.ModuleType | None, group: str | None) -> NoReturn:
     """Become the program that a request asks for, or run `main` of ours; report an error through the first
     descriptor.
     """
@@ -194,7 +233,7 @@ def run(request: dict[str, Any], fds: list[int], program: types.ModuleType | Non
         process = request["process"]
         os.umask(0o022)
         if "container" in request:
-            enter_container(request["container"], process["cwd"])
+            enter_container(request["container"], process["cwd"], group)
         become(process)
         if program is not None:
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # as exec does: among them is the pipe for errors
@@ -215,7 +254,8 @@ class Launcher:
         self._control = control
         control.set_inheritable(False)
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-        self._children: set[int] = set()
+        self._children: dict[int, str | None] = {}
+        """Each process, with the control group that was made for it."""
 
     def serve(self) -> None:
         """Work until the socket closes, then kill all."""
@@ -235,13 +275,17 @@ class Launcher:
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.wait()
+        for group in filter(None, self._children.values()):
+            remove_group(group)
 
     def _reap(self) -> None:
         while self._children:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 return
-            self._children.discard(pid)
+            group = self._children.pop(pid, None)
+            if group is not None:
+                remove_group(group)
             self._answer(pid=pid, status=status)
 
     def _answer(self, **fields: int) -> None:
@@ -271,18 +315,22 @@ class Launcher:
             if request["kill"] in self._children:
                 os.kill(request["kill"], request["signal"])
             return
+        limit = request.get("container", {}).get("memory")
+        made = make_group(limit) if limit else None
         try:
-            pid = self._fork(request, fds)
+            pid = self._fork(request, fds, made or self._children.get(request.get("enter", 0)))
         except OSError as error:
             with contextlib.suppress(BrokenPipeError):  # whoever asked has given up
                 os.write(fds[0], str(error).encode())
             pid = 0
         if pid:
-            self._children.add(pid)
+            self._children[pid] = made
+        elif made is not None:
+            remove_group(made)
         self._answer(id=request["id"], pid=pid)
 
-    def _fork(self, request: dict[str, Any], fds: list[int]) -> int:
-        """Fork into the process ids of a new container, or of one that runs."""
+    def _fork(self, request: dict[str, Any], fds: list[int], group: str | None) -> int:
+        """Fork into the process ids of a new container, or of one that runs, and into its control group."""
         target = os.pidfd_open(request["enter"]) if "enter" in request else None
         try:
             if target is None:
@@ -293,9 +341,8 @@ class Launcher:
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 program = _load(request["process"].get("source"))
-                if target is not None:
-                    _enter(target, fds[0])
-                run(request, fds, program)
+                _enter(target, group, fds[0])
+                run(request, fds, program, group)
             return pid
         finally:
             _call("setns", self._own_pids, NEW_PIDS)
@@ -312,10 +359,13 @@ def _load(source: str | None) -> types.ModuleType | None:
     return module
 
 
-def _enter(target: int, errors: int) -> None:
-    """Enter the other namespaces of a container. Ends the process on failure."""
+def _enter(target: int | None, group: str | None, errors: int) -> None:
+    """Enter a control group, and the other namespaces of a container. Ends the process on failure."""
     try:
-        _call("setns", target, NEW_MOUNTS | NEW_UTS | NEW_IPC | NEW_NETWORK)
+        if group is not None:
+            join_group(group)
+        if target is not None:
+            _call("setns", target, NEW_MOUNTS | NEW_UTS | NEW_IPC | NEW_NETWORK)
     except OSError as error:
         os.write(errors, str(error).encode())
         os._exit(128)

@@ -12,6 +12,8 @@ from tests.support.kubernetes.volumes import NotReadyError
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 Object = dict[str, Any]
 
+_UNITS = {None: 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
+
 
 def container_spec(
     store: Store, pod: Object, container: Object, directory: str, image: str, volumes: dict[str, str]
@@ -47,6 +49,7 @@ def container_spec(
         mounts=_mounts(pod, container, volumes),
         process=process,
         fs_group=security.get("fsGroup"),
+        memory=_bytes(container.get("resources", {}).get("limits", {}).get("memory")),
     )
 
 
@@ -58,6 +61,11 @@ def hostname(pod: Object) -> str:
 
 def _fs_group(security: Object) -> list[int]:
     return [security["fsGroup"]] if "fsGroup" in security else []
+
+
+def _bytes(quantity: str | None) -> int | None:
+    found = re.fullmatch(r"(\d+)([KMG]i)?", str(quantity))
+    return int(found[1]) * _UNITS[found[2]] if found else None
 
 
 def _home(image: str, uid: int) -> str:

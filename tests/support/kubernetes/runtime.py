@@ -22,7 +22,9 @@ class Mount:
 
 @dataclass(frozen=True)
 class ContainerSpec:
-    """A container to start. `directory` is empty and the container's own; `image` is a root file system."""
+    """A container to start. `directory` is empty and the container's own; `image` is a root file system. `memory` is
+    its limit in bytes.
+    """
 
     directory: str
     image: str
@@ -31,6 +33,7 @@ class ContainerSpec:
     mounts: Sequence[Mount]
     process: dict[str, Any]
     fs_group: int | None = None
+    memory: int | None = None
 
 
 class Container(Protocol):
@@ -91,6 +94,7 @@ class NamespaceRuntime:
             "hostname": spec.hostname,
             "read_only": spec.read_only,
             "mounts": mounts,
+            "memory": spec.memory,
         }
         process = await start_detached(self._launcher, spec.process, log, container=container)
         return NamespaceContainer(self._launcher, process)

@@ -2,6 +2,7 @@
 
 import logging
 import random
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, Final, TypeAlias
@@ -34,8 +35,16 @@ LONGEST_PAUSE_S: Final = 10.0
 REOPENED_S: Final = 3.0
 """Seconds that a command waits for a broken channel, so that short interruptions are not noticed."""
 
+OOM_COUNTS: Final = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+"""Where a container has the kernel's count of its own group, in versions 2 and 1 of control groups."""
+
+MEASURED_S: Final = 5.0
+"""Seconds that a sandbox may take to tell its count: the code inside can keep it from that."""
+
 RELAY_ENDS_S: Final = 5.0
 """Seconds that the sandbox's end of a channel may take to end when the channel is closed."""
+
+_OOM_KILLS: Final = re.compile(rb"^oom_kill (\d{1,15})$", re.MULTILINE)
 
 
 class RelayedInstance(HeldInstance):
@@ -67,6 +76,7 @@ class RelayedInstance(HeldInstance):
         self.broke = trio.Event()
         """Set when a connection has ended, or could not be opened; a new one after each."""
         self._waiting: int | None = None
+        self._oom_kills: int | None = 0
         super().__init__(sandbox_id, directory, watcher, inside=directory_there, fed=True, **more)
 
     def _make_viewers(self) -> RemoteViewers:
@@ -76,9 +86,13 @@ class RelayedInstance(HeldInstance):
         """See `Instance.never_started`. What is here is a copy, which the last journals may not have reached."""
         return False
 
-    async def end_earlier_viewers(self) -> None:
-        """End the viewers of an earlier daemon, whose terminals were its own, and what else hangs on its streams."""
+    async def take_over(self) -> None:
+        """End the viewers of an earlier daemon, whose terminals were its own, and what else hangs on its streams. What
+        it knew of the sandbox's memory is asked for again; until then nothing is known.
+        """
+        self._oom_kills = None
         try:
+            await self.measure_memory()
             await self._end_earlier()
         except Exception:  # nothing else depends on it
             logger.exception("viewers in %s may be left", self.remote.name)
@@ -163,6 +177,18 @@ class RelayedInstance(HeldInstance):
                 for event in (connected, gone, given_up):
                     nursery.start_soon(_cancel_after, event, nursery.cancel_scope)
         return connected.is_set() or gone.is_set() or not self._open.is_set()
+
+    def oom_kills(self) -> int | None:
+        """See `Instance.oom_kills`. A new container has had none, so that it need not be asked before it runs any."""
+        return self._oom_kills
+
+    async def measure_memory(self) -> None:
+        """See `Instance.measure_memory`."""
+        found = None
+        with trio.move_on_after(MEASURED_S), suppress(SandkeepError):
+            _, said, _ = await self.run_command(["cat", *OOM_COUNTS])
+            found = _OOM_KILLS.search(said)
+        self._oom_kills = int(found[1]) if found is not None else None
 
     def sweep(self) -> None:
         """See `KeeperInstance.sweep`. A relay in the sandbox that takes nothing any more, as when the code inside has

@@ -256,7 +256,7 @@ class KubernetesProvider(RelayedProvider[KubernetesInstance]):
 
         instance = await self._hold_earlier(hold)
         if instance is not None and not suspended:
-            self.nursery.start_soon(instance.end_earlier_viewers)  # not waited for: the channel may be down
+            self.nursery.start_soon(instance.take_over)  # not waited for: the channel may be down
         return instance
 
     async def _require_its_cluster(self, sandbox_id: str, place: Handle) -> None:

@@ -214,7 +214,7 @@ class ModalProvider(RelayedProvider[ModalInstance]):
         sandbox = await self.service.call(lambda sdk: sdk.attach(modal_id))
         instance = await self._hold_earlier(lambda: self._hold(sandbox_id, spec, isolation, place, sandbox))
         if instance is not None:
-            self.nursery.start_soon(instance.end_earlier_viewers)  # not waited for: the channel may be down
+            self.nursery.start_soon(instance.take_over)  # not waited for: the channel may be down
         return instance
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:

@@ -82,6 +82,21 @@ def test_a_disk_limit_is_refused_as_a_cluster_only_measures(house: House) -> Non
     assert "only measures" in refused("not_supported", house.box, disk_bytes=1 << 30).message
 
 
+def test_a_process_that_the_kernel_ends_for_its_memory_is_told_so(house: House) -> None:
+    """Its pod goes on. The kernel's count is that of the pod's own control group."""
+    box = house.box(memory_bytes=48 << 20)
+    eats = "x=$(head -c 200000000 /dev/zero | tr '\\0' x)"
+    ended = house.client.sandbox.exec(box, eats)
+    assert (ended.exit_code, ended.oom_killed) == (137, True)
+    ended = house.client.sandbox.exec(box, "kill -9 $$")
+    assert (ended.exit_code, ended.oom_killed) == (137, False)
+    house.daemon.kill()
+    house.daemon.start()
+    assert house.client.sandbox.exec(box, "kill -9 $$").oom_killed is False  # earlier ones are no news
+    assert house.client.sandbox.exec(box, eats).oom_killed is True
+    assert house.client.sandbox.get(box).status == "running"
+
+
 def test_work_goes_on_while_the_daemon_is_dead(house: House) -> None:
     box = house.box()
     process = house.client.process.launch(box, ["sh", "-c", counting("n", pause_s=0.02)], name="counter")
