@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
+import trio.testing
 from tests.conformance.conftest import KUBERNETES, World, directory, no_progress, run, sh, start
 from tests.support import template
 from tests.support.expect import DEADLINE_S, until_async
@@ -476,6 +477,32 @@ async def test_what_kills_all_that_it_can_keeps_no_end_from_being_told(world: Wo
     assert (await instance.wait(process_id)).exit_code == 137
     assert (await instance.wait(killer)).exit_code == 3
     assert (await run(instance, "sh", "-c", "exit 4"))[0] == 4
+
+
+async def test_what_a_helper_sends_is_all_there_however_late_it_is_read(world: World) -> None:
+    """It is read once nothing else happens any more: where files are between, the command has ended by then."""
+    instance = await world.sandbox()
+    size, read, idle = 3_000_000, 0, trio.Event()
+
+    async def receive(data: int) -> None:
+        nonlocal read
+        await idle.wait()
+        with open(data, "rb", buffering=0) as file:
+            while piece := await trio.to_thread.run_sync(file.read, 65536):
+                read += len(piece)
+
+    async with trio.open_nursery() as nursery:
+        script = f"echo ready; head -c {size} /dev/zero >&3; exec 3>&-; printf done"
+        async with instance.run_piped(["sh", "-c", script], incoming=False) as piped:
+            nursery.start_soon(receive, piped.take_data())
+            nursery.start_soon(_set_when_idle, idle)
+            assert await piped.end() == "done"
+    assert read == size
+
+
+async def _set_when_idle(event: trio.Event) -> None:
+    await trio.testing.wait_all_tasks_blocked(0.5)
+    event.set()
 
 
 async def test_files_are_read_and_written_inside(world: World) -> None:

@@ -71,7 +71,9 @@ async def _wait_for_room(
 
 
 class FedPiped(Piped):
-    """A helper command that is fed by files. See `providers.base.PipedCommand`."""
+    """A helper command that is fed by files. See `providers.base.PipedCommand`. `passed_on` is set once all that it
+    wrote is in the pipe.
+    """
 
     def __init__(
         self,
@@ -86,6 +88,13 @@ class FedPiped(Piped):
         self._channel = channel
         self._shared = shared
         self._nursery = nursery
+        self.passed_on = trio.Event()
+
+    async def end(self) -> str:
+        """See `PipedCommand.end`. A command ends before its data is read, as it does not write into the pipe itself."""
+        said = await super().end()
+        await self.passed_on.wait()
+        return said
 
     def tell(self, word: str) -> None:
         name = f"{self._process_id}.control"
@@ -110,9 +119,10 @@ async def piped(
     async with trio.open_nursery() as nursery:
         made = FedPiped(instance, channel, shared, process_id, theirs, nursery)
         if incoming:
+            made.passed_on.set()
             nursery.start_soon(_pump_in, channel, shared, process_id, ours)
         else:
-            nursery.start_soon(_pump_out, channel, shared, watcher, process_id, ours)
+            nursery.start_soon(_pump_out, channel, shared, watcher, process_id, ours, made.passed_on)
         try:
             yield made
         finally:
@@ -137,8 +147,10 @@ async def _pump_in(channel: Channel, shared: SharedDirectory, process_id: str, s
         await _send_quietly(channel, requests.read_more(process_id, "data", over=True))
 
 
-async def _pump_out(channel: Channel, shared: SharedDirectory, watcher: Watcher, process_id: str, target: int) -> None:
-    """Copy a command's data file into a pipe, until the command has ended and all is copied."""
+async def _pump_out(
+    channel: Channel, shared: SharedDirectory, watcher: Watcher, process_id: str, target: int, over: trio.Event
+) -> None:
+    """Copy a command's data file into a pipe, until the command has ended and all is copied; then set `over`."""
     process = channel.get_process(process_id)
     try:
         fd = journal.open_journal(shared.out, process_id, "data")
@@ -146,6 +158,7 @@ async def _pump_out(channel: Channel, shared: SharedDirectory, watcher: Watcher,
         fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     with closing_fd(fd), _closing_pipe(target), suppress(BrokenPipeError):  # the reader has closed it
         await _follow(process, watcher, fd, target)
+    over.set()
 
 
 @contextmanager

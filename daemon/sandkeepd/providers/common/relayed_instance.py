@@ -61,8 +61,7 @@ class RelayedInstance(HeldInstance):
         nursery: trio.Nursery, **more: Any,
     ) -> None:  # fmt: skip
         self.remote = remote
-        self._program = program
-        self._directory_there = directory_there
+        self._serving = (program, "-r", directory_there)
         self.relay = relay
         self.why_disconnected: str | None = None
         self.suspended = Pause()
@@ -128,7 +127,7 @@ class RelayedInstance(HeldInstance):
         """Serve one connection; return False if the service did not answer."""
         self._disconnected = trio.Event()
         try:
-            async with self.remote.channel([self._program, "-r", self._directory_there]) as stream:
+            async with self.remote.channel(self._serving) as stream:
                 try:
                     await self.relay.run(stream)
                     self.why_disconnected = stream.stderr.decode(errors="replace")[-300:] or "the channel was closed"
@@ -235,7 +234,7 @@ class RelayedInstance(HeldInstance):
         self, command: Sequence[str], *, incoming: bool, working_dir: str | None = None
     ) -> AbstractAsyncContextManager[Piped]:
         """See `Instance.run_piped`. The data does not pass through the mirror."""
-        return run_piped(self, self.remote, self._program, command, incoming=incoming, working_dir=working_dir)
+        return run_piped(self, self.remote, self._serving[0], command, incoming=incoming, working_dir=working_dir)
 
     def release_process(self) -> None:
         """Stop following the sandbox."""
