@@ -339,15 +339,25 @@ class Launcher:
                 _call("setns", target, NEW_PIDS)
             pid = os.fork()
             if pid == 0:
-                signal.set_wakeup_fd(-1)
-                program = _load(request["process"].get("source"))
-                _enter(target, group, fds[0])
-                run(request, fds, program, group)
+                _begin(request, fds, target, group)
             return pid
         finally:
             _call("setns", self._own_pids, NEW_PIDS)
             if target is not None:
                 os.close(target)
+
+
+def _begin(request: dict[str, Any], fds: list[int], target: int | None, group: str | None) -> NoReturn:
+    """Become what a request asks for. What fails is told, and never goes back into the service that was forked."""
+    try:
+        signal.set_wakeup_fd(-1)
+        program = _load(request["process"].get("source"))
+        _enter(target, group, fds[0])
+        run(request, fds, program, group)
+    except BaseException as error:
+        os.write(fds[0], f"{type(error).__name__}: {error}".encode()[:LARGEST_PACKET])
+    finally:
+        os._exit(128)
 
 
 def _load(source: str | None) -> types.ModuleType | None:
