@@ -50,6 +50,7 @@ class Instance(Protocol):
         """Raise `provider_unavailable` where what is asked now would be done some time later, as the back end does not
         answer. Waits out a short interruption.
         """
+        ...
 
     async def launch(self, launch: Launch) -> int:
         """Start a process and return its pid inside the sandbox, once it has certainly started.

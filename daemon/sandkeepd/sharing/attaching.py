@@ -55,7 +55,7 @@ LOOK_S: Final = 1.0
 """Seconds between two looks of a waiter at whether it was refused."""
 
 RELEASE_S: Final = 10.0
-"""How long a refusal waits for the release of the lock that was taken for it."""
+"""Seconds that a refusal waits for the release of the lock that was taken for it."""
 
 P = TypeVar("P", bound=Params)
 

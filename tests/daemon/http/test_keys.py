@@ -219,7 +219,7 @@ def test_a_key_does_not_make_the_engine_call_the_host(gateway: Gateway) -> None:
 
 
 def test_another_keys_commands_are_not_repeated(gateway: Gateway) -> None:
-    """What another key called by the same id neither answers a command nor keeps it from being carried out."""
+    """A command of another key by the same id neither answers one nor keeps it from being carried out."""
     with gateway.daemon.connect() as client:
         other = client.key.create("echo").key
         image = client.image.create(f"{gateway.daemon.root}/image", owner="key:echo").image_id

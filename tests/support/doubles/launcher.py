@@ -44,7 +44,7 @@ DESCRIPTORS = 5
 GROUPS = "/sys/fs/cgroup"
 VERSION_1 = (f"{GROUPS}/memory", "memory.limit_in_bytes")
 VERSION_2 = (GROUPS, "memory.max")
-"""Where this machine has its control groups for memory, as a container has its own, and the file that takes a limit."""
+"""The directory of control groups for memory, as a container has its own, and the file that takes a limit."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -220,28 +220,21 @@ def _run_program(program: types.ModuleType, process: dict[str, Any]) -> NoReturn
         os._exit(code)
 
 
-def run(request: dict[str, Any], fds: list[int], program: types.ModuleType | None, group: str | None) -> NoReturn:
-    """Become the program that a request asks for, or run `main` of ours; report an error through the first
-    descriptor.
-    """
-    errors, *stdio = fds
-    try:
-        for caught in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
-            signal.signal(caught, signal.SIG_DFL)
-        for number, fd in enumerate(stdio):
-            os.dup2(fd, number)
-        process = request["process"]
-        os.umask(0o022)
-        if "container" in request:
-            enter_container(request["container"], process["cwd"], group)
-        become(process)
-        if program is not None:
-            os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # as exec does: among them is the pipe for errors
-            _run_program(program, process)
-        os.execvpe(process["argv"][0], process["argv"], process["env"])
-    except BaseException as error:
-        os.write(errors, str(error).encode()[:LARGEST_PACKET])
-    os._exit(128)
+def run(request: dict[str, Any], stdio: list[int], program: types.ModuleType | None, group: str | None) -> NoReturn:
+    """Become the program that a request asks for, or run `main` of ours."""
+    for caught in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
+        signal.signal(caught, signal.SIG_DFL)
+    for number, fd in enumerate(stdio):
+        os.dup2(fd, number)
+    process = request["process"]
+    os.umask(0o022)
+    if "container" in request:
+        enter_container(request["container"], process["cwd"], group)
+    become(process)
+    if program is not None:
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # as exec does: among them is the pipe for errors
+        _run_program(program, process)
+    os.execvpe(process["argv"][0], process["argv"], process["env"])
 
 
 # The service
@@ -348,14 +341,20 @@ class Launcher:
 
 
 def _begin(request: dict[str, Any], fds: list[int], target: int | None, group: str | None) -> NoReturn:
-    """Become what a request asks for. What fails is told, and never goes back into the service that was forked."""
+    """Become what a request asks for. An error is told through the first descriptor, and never goes back into the
+    service that was forked.
+    """
+    errors, *stdio = fds
     try:
         signal.set_wakeup_fd(-1)
         program = _load(request["process"].get("source"))
-        _enter(target, group, fds[0])
-        run(request, fds, program, group)
+        if group is not None:
+            join_group(group)
+        if target is not None:
+            _call("setns", target, NEW_MOUNTS | NEW_UTS | NEW_IPC | NEW_NETWORK)
+        run(request, stdio, program, group)
     except BaseException as error:
-        os.write(fds[0], f"{type(error).__name__}: {error}".encode()[:LARGEST_PACKET])
+        os.write(errors, str(error).encode()[:LARGEST_PACKET])
     finally:
         os._exit(128)
 
@@ -367,18 +366,6 @@ def _load(source: str | None) -> types.ModuleType | None:
     module = types.ModuleType("program")
     exec(compile(source, "program", "exec"), module.__dict__)
     return module
-
-
-def _enter(target: int | None, group: str | None, errors: int) -> None:
-    """Enter a control group, and the other namespaces of a container. Ends the process on failure."""
-    try:
-        if group is not None:
-            join_group(group)
-        if target is not None:
-            _call("setns", target, NEW_MOUNTS | NEW_UTS | NEW_IPC | NEW_NETWORK)
-    except OSError as error:
-        os.write(errors, str(error).encode())
-        os._exit(128)
 
 
 if __name__ == "__main__":

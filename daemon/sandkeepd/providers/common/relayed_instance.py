@@ -36,7 +36,7 @@ REOPENED_S: Final = 3.0
 """Seconds that a command waits for a broken channel, so that short interruptions are not noticed."""
 
 OOM_COUNTS: Final = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
-"""Where a container has the kernel's count of its own group, in versions 2 and 1 of control groups."""
+"""Files with the kernel's count of a container's own group, as it sees them, in versions 2 and 1."""
 
 MEASURED_S: Final = 5.0
 """Seconds that a sandbox may take to tell its count: the code inside can keep it from that."""
