@@ -25,7 +25,9 @@ Handler = Callable[[Any], Awaitable[None]]
 
 
 class ExecServer:
-    """A server on a port of its own. `rejection` refuses requests; `script` answers them in place of a command."""
+    """A server on a port of its own. `rejection` refuses requests; `script` answers them in place of a command; no
+    terminal is read before `reads` is set.
+    """
 
     def __init__(self) -> None:
         self.port = 0
@@ -36,6 +38,8 @@ class ExecServer:
         self.connections: list[WebSocketConnection] = []
         self.processes: list[trio.Process] = []
         self.sizes: list[tuple[int, int]] = []
+        self.reads = trio.Event()
+        self.reads.set()
 
     async def handle(self, request: WebSocketRequest) -> None:
         self.requests.append(request)
@@ -83,6 +87,7 @@ class ExecServer:
         os.close(terminal)
         async with trio.lowlevel.FdStream(controlling) as stream, trio.open_nursery() as nursery:
             nursery.start_soon(self._feed, connection, stream, controlling)
+            await self.reads.wait()
             with suppress(trio.BrokenResourceError):  # the end of a terminal
                 await _forward(connection, b"\x01", stream)
             code = await process.wait()

@@ -38,6 +38,8 @@ _PIECE_BYTES: Final = 64 * 1024
 _MOST_SAID_BYTES: Final = 4096
 _ESCAPE: Final = b"\x1b"
 _HUNG_UP: Final = (BrokenExecError, trio.BrokenResourceError, trio.ClosedResourceError)
+_ON_GO: Final = ["sh", "-c", 'read -r go; exec "$@"', "sh"]
+"""Begins the argv of a viewer. tmux drops what its terminal holds when it begins, so it waits until its pid is read."""
 _DETACH_ALL: Final = """for socket in "$0"/*.tmux; do tmux -S "$socket" detach-client -s '$0' & done 2>&-; wait"""
 
 
@@ -87,7 +89,7 @@ class RemoteViewers(Viewers):
         try:
             async with (
                 trio.lowlevel.FdStream(ours) as side,
-                self._remote.exec(reporting_argv(argv, self._shared.journals), size=size) as stream,
+                self._remote.exec(reporting_argv([*_ON_GO, *argv], self._shared.journals), size=size) as stream,
             ):
                 pid, first = await _wait_shown(stream)
                 shown.event.set()
@@ -138,19 +140,26 @@ def _size(fd: int) -> tuple[int, int]:
 
 
 async def _wait_shown(stream: RemoteStream) -> tuple[int | None, bytes]:
-    """Wait until a viewer shows something; return its pid and that. tmux begins with an escape sequence, and nothing
-    else does: it reports errors before, and ends.
+    """Let a viewer go once it told its pid, and wait until it shows something; return its pid and that.
+
+    tmux begins with an escape sequence, and nothing else does: it reports errors before, and ends.
     """
     said = b""
+    pid = None
+    has_told = False
     with trio.move_on_after(terminal.DEADLINE_S):
         while data := await stream.receive_some():
             said += data
-            line, newline, shown = said.partition(b"\n")
-            if newline and shown.startswith(_ESCAPE):
-                return parse_pid(line), shown
+            if not has_told and b"\n" in said:
+                line, _, said = said.partition(b"\n")
+                pid, has_told = parse_pid(line), True
+                await stream.send_all(b"\n")
+            shown = said.lstrip(b"\r\n")  # which its terminal echoes
+            if has_told and shown.startswith(_ESCAPE):
+                return pid, shown
             if len(said) > _MOST_SAID_BYTES:
                 break
-        raise terminal.not_attached(said.partition(b"\n")[2])
+        raise terminal.not_attached(said.lstrip(b"\r\n"))
     raise terminal.no_answer()
 
 

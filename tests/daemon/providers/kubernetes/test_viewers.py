@@ -7,6 +7,7 @@ import subprocess
 import termios
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +85,29 @@ async def test_a_viewer(instance: ExecInstance, keeper: relayed.Pod, server: Exe
     assert instance.exit_of("t1") is None
 
 
+async def test_a_node_that_reads_the_terminal_late(
+    instance: ExecInstance, keeper: relayed.Pod, server: ExecServer
+) -> None:
+    """tmux drops what its terminal holds when it begins, so the pid has to be read before: it tells whom to end."""
+    await start(instance)
+    server.reads = trio.Event()
+
+    def waits() -> bool:
+        """Return True once the viewer's shell reads its terminal."""
+        return any((Path("/proc") / str(each.pid) / "wchan").read_text() == "wait_woken" for each in server.processes)
+
+    async def read() -> None:
+        await until_async(waits)
+        assert clients(keeper) == []
+        server.reads.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        async with attached(instance) as stream:
+            await sees(stream, b"begun")
+    await until_async(lambda: clients(keeper) == [])
+
+
 async def test_a_copy_of_the_descriptor_keeps_it(instance: ExecInstance, keeper: relayed.Pod) -> None:
     await start(instance)
     async with attached(instance) as stream:
@@ -105,10 +129,12 @@ async def test_two_viewers_and_one_that_only_reads(instance: ExecInstance, keepe
 
 
 async def test_the_end_of_the_process(instance: ExecInstance) -> None:
-    await start(instance, "read line; echo last words")
+    await start(instance, "read line; echo last words; read line")
     async with attached(instance) as stream:
         await stream.send_all(b"\r")
-        assert b"last words" in await hangs_up(stream)
+        await sees(stream, b"last words")  # before it ends: tmux may then be too late to show it
+        await stream.send_all(b"\r")
+        assert b"[exited]" in await hangs_up(stream)
     with trio.fail_after(DEADLINE_S):
         await instance.wait("t1")
     error = await refused_async("not_ready", instance.open_terminal("t1", rows=1, cols=1, term="xterm"))
