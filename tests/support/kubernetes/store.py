@@ -4,7 +4,9 @@ Everything runs on one asyncio loop, and every method but `watch` is done when i
 returns are its own and are shared by all readers: change them only in `update`.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from typing import Literal
 
 from tests.support.kubernetes import metadata
@@ -19,6 +21,11 @@ Objects = list[Object]  # `list` is a method below
 Addresses = list[tuple[str, str, str]]
 Resources = list[Resource]
 Propagation = Literal["Background", "Foreground", "Orphan"]
+
+GARBAGE_S = 0.05
+"""Seconds after which the garbage collector comes to what an object that is deleted in the foreground owns. Controllers
+act meanwhile: one makes another pod for a Sandbox of a deleted claim.
+"""
 
 
 class Store:
@@ -193,11 +200,15 @@ class Store:
                     self.delete(key, namespace, name)
         owner = self.get(resource, *place)
         if owner and propagation == "Foreground":
-            for key, namespace, name in self._dependents.of(owner["metadata"]["uid"]):
-                if self.get(key, namespace, name):
-                    self.delete(key, namespace, name, propagation="Foreground")
+            asyncio.get_running_loop().call_later(GARBAGE_S, self._collect_foreground, owner["metadata"]["uid"])
         if owner and propagation == "Orphan":
             self._dependents.release(self, owner["metadata"]["uid"])
+
+    def _collect_foreground(self, uid: str) -> None:
+        for key, namespace, name in self._dependents.of(uid):
+            with suppress(ApiError):  # of a kind that is served no longer
+                if self.get(key, namespace, name):
+                    self.delete(key, namespace, name, propagation="Foreground")
 
     def _settle(self, resource: str, place: Place) -> Object | None:
         """Drop the finalizers that the garbage collector is done with, and remove an object that nothing holds."""

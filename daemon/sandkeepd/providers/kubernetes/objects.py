@@ -333,6 +333,7 @@ class Objects:
         kind, (name, uid) = await self.kind(made.form), pod
         objects, pods = await self.watch(kind), await self.watch(PODS)
         owner = made.owner or made.uid
+        claim = objects.get(sandbox_id, made.uid) if made.owner else None
 
         def left() -> list[Observed]:
             found = objects.get(sandbox_id, made.uid), pods.get(sandbox_id, uid), pods.owned(sandbox_id, owner)
@@ -340,6 +341,10 @@ class Objects:
 
         try:
             await self._cluster.call(lambda api: api.delete(kind, made.name, made.uid))
+            if claim is not None and (given := claim.status.sandbox) is not None:
+                # The garbage collector comes to it later, and until then it gets a new pod for one that is deleted.
+                sandboxes = await self.kind("sandbox")
+                await self._cluster.call(lambda api: api.delete(sandboxes, given.name, made.owner))
             if made.form != "pod":  # which its controller deletes, too, if that runs
                 await self._cluster.call(lambda api: api.delete(PODS, name, uid))
         except ForbiddenError:  # with the namespace, the role has gone that allowed it

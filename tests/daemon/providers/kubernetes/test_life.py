@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from kubernetes.watch import Watch
 from tests.conftest import RunningDaemon
 from tests.support.counting import counting
 from tests.support.expect import refused, until
@@ -25,6 +26,7 @@ class House:
         self.cluster = cluster
         self.client = daemon.connect()
         self.api = Clients(cluster)
+        self.templates: list[tuple[str, str]] = []
 
     def image(self, reference: str = BUSYBOX) -> str:
         return str(self.client.image.create(reference, provider="kubernetes").image_id)
@@ -41,6 +43,15 @@ class House:
         found: list[Any] = self.api.core.list_namespaced_pod("default", label_selector=selector).items
         return found
 
+    def made_after(self, pod: Any, sandbox: str) -> list[str]:
+        """The uids of pods with the label of a sandbox that were made since the cluster showed one of them."""
+        events = Watch().stream(
+            self.api.core.list_namespaced_pod, "default",
+            label_selector=f"sandbox.users.io/sandkeep-sandbox={sandbox}",
+            resource_version=pod.metadata.resource_version, timeout_seconds=1,
+        )  # fmt: skip
+        return [event["object"].metadata.uid for event in events if event["type"] == "ADDED"]
+
 
 @pytest.fixture
 def house(new_daemon: Callable[[], RunningDaemon], kubernetes: Any) -> Iterator[House]:
@@ -50,6 +61,8 @@ def house(new_daemon: Callable[[], RunningDaemon], kubernetes: Any) -> Iterator[
     made = House(daemon, kubernetes)
     yield made
     made.client.close()
+    for plural, name in made.templates:
+        made.api.custom.delete_namespaced_custom_object(EXTENSIONS, "v1beta1", "default", plural, name)
     daemon.kill()
     daemon.start()
     with daemon.connect() as client:
@@ -199,7 +212,8 @@ def make_template(house: House, name: str, *, replicas: int) -> None:
         "spec": {"replicas": replicas, "sandboxTemplateRef": {"name": name}},
     }  # fmt: skip
     for plural, body in (("sandboxtemplates", template), ("sandboxwarmpools", pool)):
-        house.api.custom.create_namespaced_custom_object(EXTENSIONS, "v1beta1", "default", plural, body)
+        made = house.api.custom.create_namespaced_custom_object(EXTENSIONS, "v1beta1", "default", plural, body)
+        house.templates.append((plural, made["metadata"]["name"]))
 
 
 @pytest.mark.parametrize("replicas", [0, 1])
@@ -221,3 +235,4 @@ def test_a_claim_on_a_template_whose_container_runs_already(house: House, replic
         refused("not_supported", client.sandbox.create, house.image(source), cpus=1)
         client.sandbox.terminate(box)
     assert house.pods(sandbox=box) == []
+    assert house.made_after(pod, box) == []  # as a controller makes one in place of a pod that alone is deleted
