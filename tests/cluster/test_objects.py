@@ -197,7 +197,7 @@ def test_owned_objects(clients: Clients, widgets: Widgets, namespace: str, polic
     widgets.create(body)
     widgets.delete("owner", propagation_policy=policy)
     until(lambda: widgets.names() == (["owned", "owner"] if policy == "Foreground" else ["owned"]))
-    until(lambda: policy != "Background" or "deletionTimestamp" in widgets.get("owned")["metadata"])
+    until(lambda: policy == "Orphan" or "deletionTimestamp" in widgets.get("owned")["metadata"])
     owned = widgets.get("owned")["metadata"]
     assert ("deletionTimestamp" in owned, "ownerReferences" in owned) == (policy != "Orphan", policy != "Orphan")
     widgets.patch("owned", {"metadata": {"finalizers": None}})

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.parametrize("world", ["fake", *KINDS[1:-2], SAVED], ind
 @pytest.fixture(autouse=True)
 def gvisor_pods(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have pods that can be saved. A snapshot takes a while to be ready, in which its pod goes on."""
-    if "kubernetes" in request.node.name and live.is_wanted():
-        pytest.skip("of a real cluster it is unknown whether it saves pods")
+    if "kubernetes" in request.node.name:
+        live.require_saving()
     monkeypatch.setenv("SANDKEEP_KUBERNETES_RUNTIME_CLASS", "gvisor")
     cluster = request.getfixturevalue("kubernetes") if "kubernetes" in request.node.name else None
     if cluster is not None:

@@ -35,6 +35,8 @@ def cluster(places: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
     with tarfile.open(fileobj=io.BytesIO(rootfs.busybox())) as archive:
         archive.extractall(image, filter="fully_trusted")
     with start_cluster(Path(tempfile.mkdtemp(dir=places)), {BUSYBOX: image}) as cluster:
+        # The client takes the newest by creationTimestamp, which has seconds; GKE takes longer than one to save a pod.
+        cluster.script(trigger_delay_s=1)
         configuration = client.Configuration(host=cluster.url, api_key={"authorization": f"Bearer {cluster.token}"})
         with client.ApiClient(configuration) as api:
             resources = Resources(api, "default")

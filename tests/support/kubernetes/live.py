@@ -15,6 +15,12 @@ def is_wanted() -> bool:
     return bool(os.environ.get(SWITCH))
 
 
+def require_saving() -> None:
+    """Skip the test if it runs against a real cluster."""
+    if is_wanted():
+        pytest.skip("of a real cluster it is unknown whether it saves pods")
+
+
 class LiveCluster:
     """A real cluster, with the methods of `Cluster`. Tests that need more of it than it does by itself are skipped."""
 

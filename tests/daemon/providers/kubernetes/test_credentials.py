@@ -115,8 +115,8 @@ def test_the_end_of_a_sandbox_says_that_the_daemon_is_refused(
 
 async def test_a_namespace_that_was_deleted_takes_its_role_and_sandboxes_along(kubernetes: Any, tmp_path: Path) -> None:
     with Clients(kubernetes) as clients:
-        await trio.to_thread.run_sync(lambda: prepare(clients))
         token = kubernetes.issue_token("system:serviceaccount:doomed:sandkeepd")
+        await trio.to_thread.run_sync(lambda: prepare(clients))
         path = kubernetes.write_kubeconfig(tmp_path / "doomed", token, "doomed")
         async with opened(path, tmp_path / "state", new_id("log")) as provider:
             instance, other = await make(provider), await make(provider)

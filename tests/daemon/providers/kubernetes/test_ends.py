@@ -11,6 +11,7 @@ from kubernetes import watch
 from tests.daemon.providers.kubernetes.conftest import kubeconfig, make, opened
 from tests.daemon.providers.kubernetes.test_pod_snapshots import GROUP, install_policy
 from tests.support.expect import refused_async
+from tests.support.kubernetes import live
 from tests.support.kubernetes.clients import Clients
 from tests.support.ledgers import Owning
 from tests.support.patience import patient
@@ -33,6 +34,7 @@ LISTED = (GROUP, "v1", "default", "podsnapshots")
 def runtime(kubernetes: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     install_policy(kubernetes)
     if any("runsc" in mark.args for mark in request.node.iter_markers("needs")):
+        live.require_saving()
         monkeypatch.setenv("SANDKEEP_KUBERNETES_RUNTIME_CLASS", "gvisor")
 
 

@@ -105,7 +105,7 @@ async def test_a_sandbox_of_another_cluster_is_unavailable_and_not_lost(
     kubernetes: Any, tmp_path: Path, server: Server
 ) -> None:
     """The other one is the same under another address, seen through a server that knows no object."""
-    log_id, sandbox_id, state = new_id("log"), new_id(SANDBOX), tmp_path / "state"
+    log_id, sandbox_id, state, url = new_id("log"), new_id(SANDBOX), tmp_path / "state", kubernetes.url
     async with opened(kubernetes.kubeconfig, state, log_id) as provider:
         instance = await make(provider, sandbox_id)
         plan, handle = planned(provider, sandbox_id), instance.handle
@@ -117,7 +117,7 @@ async def test_a_sandbox_of_another_cluster_is_unavailable_and_not_lost(
             provider.terminate(sandbox_id, plan, handle),
         ):
             error = await refused_async("provider_unavailable", work)
-            assert kubernetes.url in error.message
+            assert url in error.message
             assert f"127.0.0.1:{server.port}" in error.message
     async with opened(kubernetes.kubeconfig, state, log_id) as provider:
         again = await provider.adopt(sandbox_id, SPEC, plan, ISOLATION, handle)
@@ -185,14 +185,14 @@ async def test_a_keeper_or_policy_of_somebody_else_is_refused(
         "apiVersion": version, "kind": "ConfigMap" if plural == "configmaps" else "NetworkPolicy",
         "metadata": {"name": name}, **json.loads(json.dumps(content)),
     }  # fmt: skip
-    await provider.cluster.call(lambda api: api.delete(kind, name))
+    await provider.cluster.call(lambda api: api.delete(kind, name, propagation="Background"))
     await provider.cluster.call(lambda api: api.create(kind, body))
     monkeypatch.setattr(kubernetes_objects, "CHECKED_S", 0.0)
     try:
         error = await refused_async("provider_unavailable", make(provider, sandbox_id))
         assert name in error.message
     finally:
-        await provider.cluster.call(lambda api: api.delete(kind, name))
+        await provider.cluster.call(lambda api: api.delete(kind, name, propagation="Background"))
     assert await output_of(await make(provider), "echo on") == "on\n"
 
 

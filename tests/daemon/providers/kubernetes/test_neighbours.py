@@ -74,6 +74,7 @@ async def test_our_container_ends_and_that_of_others_goes_on(
 async def test_a_template_of_several_containers_has_a_main_one(
     provider: KubernetesProvider, kubernetes: Any, clients: Clients
 ) -> None:
+    kubernetes.script(sidecar=SIDECAR)
     main = {"name": "main", "image": BUSYBOX, "command": ["sh", "-c", "echo main >/tmp/which; sleep 1000000"]}
     spec = {"terminationGracePeriodSeconds": 0, "containers": [{**SIDECAR, "name": "first"}, main]}
     about = {"annotations": {"kubectl.kubernetes.io/default-container": "main"}}
@@ -85,7 +86,6 @@ async def test_a_template_of_several_containers_has_a_main_one(
     for plural, body in bodies.items():
         made = {"apiVersion": "/".join(EXTENSIONS[:2]), "kind": kinds[plural], "metadata": {"name": "several"}}
         clients.custom.create_namespaced_custom_object(*EXTENSIONS, plural, {**made, "spec": body})
-    kubernetes.script(sidecar=SIDECAR)
     sandbox_id, details = new_id(SANDBOX), {"template": "several", "warm_pool": "several"}
     plan = provider.plan(sandbox_id, "img_1", SPEC, CALLER, [], details=details, owner="uid:0")
     instance = await provider.create(sandbox_id, "img_1", SPEC, {}, plan)

@@ -10,6 +10,7 @@ from tests.conftest import RunningDaemon
 from tests.daemon.providers.kubernetes.test_life import House
 from tests.support.counting import counting
 from tests.support.expect import refused, until
+from tests.support.kubernetes import live
 from tests.support.kubernetes.clients import Clients
 
 from sandkeep.kubernetes.pod_snapshots import OWNER_LABEL
@@ -42,6 +43,7 @@ def install_policy(cluster: Any) -> None:
 
 @pytest.fixture(scope="module")
 def policy(kubernetes: Any) -> None:
+    live.require_saving()
     install_policy(kubernetes)
 
 
