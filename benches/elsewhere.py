@@ -33,12 +33,12 @@ Times = tuple[list[float], list[float]]
 
 
 class Threads:
-    """Work done by 16 threads, each with a client of its own that `make` makes."""
+    """Work done by threads, each with a client of its own that `make` makes."""
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, make: Callable[[], Any], at_once: int = AT_ONCE) -> None:
         self._make = make
         self._mine = threading.local()
-        self._pool = ThreadPoolExecutor(AT_ONCE)
+        self._pool = ThreadPoolExecutor(at_once)
 
     def each(self, work: Callable[[Any, Any], Any], what: Iterator[Any] | range | list[Any]) -> list[Any]:
         def one(item: Any) -> Any:
@@ -52,10 +52,10 @@ class Threads:
 class Ours:
     """A daemon, and what its clients do at once."""
 
-    def __init__(self, client: Any, root: str, provider: str) -> None:
+    def __init__(self, client: Any, root: str, provider: str, at_once: int = AT_ONCE) -> None:
         self.client = client
         self.image = client.image.create(BUSYBOX, provider=provider)
-        self._threads = Threads(lambda: connect(f"{root}/sock"))
+        self._threads = Threads(lambda: connect(f"{root}/sock"), at_once)
         self.boxes: list[str] = []
 
     def one(self) -> str:
@@ -103,10 +103,10 @@ def exec_row(case: str, times: Times, beside: str, most: float) -> Row:
     return Row(f"exec true {case}", ms(ours), f"{beside} {ms(bare)}", ratio, f"<= {most}", ratio <= most)
 
 
-def crowd_row(case: str, times: Times, beside: str, most: float) -> Row:
+def crowd_row(case: str, times: Times, beside: str, most: float, at_once: int = AT_ONCE) -> Row:
     ours, bare = map(median, times)
     ratio = ours / bare
-    case = f"{case}, {AT_ONCE} at a time"
+    case = f"{case}, {at_once} at a time"
     return Row(case, f"{ours:.2f} s", f"{beside} {bare:.2f} s", ratio, f"<= {most}", ratio <= most)
 
 

@@ -19,7 +19,18 @@ import trio
 from benches import fair
 from benches.daemon import daemon, seconds
 from benches.docker import MOST_MIB, peak_mib
-from benches.elsewhere import QUIET_S, ROUNDS, Ours, Threads, Times, crowd_row, exec_row, ordinary, provider_times
+from benches.elsewhere import (
+    AT_ONCE,
+    QUIET_S,
+    ROUNDS,
+    Ours,
+    Threads,
+    Times,
+    crowd_row,
+    exec_row,
+    ordinary,
+    provider_times,
+)
 from benches.table import Row, show
 from kubernetes import client as official
 from kubernetes import config
@@ -49,9 +60,9 @@ BESIDE = "connect_get_namespaced_pod_exec"
 class ByHand:
     """The official client, which makes Sandboxes like that of `box`, a sandbox of the daemon, whose name is `name`."""
 
-    def __init__(self, cluster: Cluster, box: str, name: str) -> None:
+    def __init__(self, cluster: Any, box: str, name: str, at_once: int = AT_ONCE) -> None:
         self._cluster = cluster
-        self._threads = Threads(self._new)
+        self._threads = Threads(self._new, at_once)
         self._running: defaultdict[str, threading.Event] = defaultdict(threading.Event)
         self._channels: list[Any] = []
         self._core = official.CoreV1Api(self._client())
@@ -89,8 +100,8 @@ class ByHand:
             self.clear()  # the watch hears of that, and ends
             following.join()
 
-    def make_crowd(self) -> None:
-        self._channels += self._threads.each(self._one, range(CROWD))
+    def make_crowd(self, number: int = CROWD) -> None:
+        self._channels += self._threads.each(self._one, range(number))
 
     def _one(self, clients: tuple[Any, Any], _: int) -> Any:
         custom, core = clients
@@ -180,7 +191,7 @@ def crowd_rows(ours: Ours, by_hand: ByHand, cluster: Cluster, log: str) -> Itera
     yield Row(case, str(looked), "-", "-", "0", not looked)
 
 
-def alone_row(what: str, cluster: Cluster, by_hand: ByHand, state_dir: str, runtime_class: str = "") -> Row:
+def alone_row(what: str, cluster: Any, by_hand: ByHand, state_dir: str, runtime_class: str = "") -> Row:
     """A command by a provider alone.
 
     The pod is a bare process of the double's, or a gVisor container, as its runtime class says.
