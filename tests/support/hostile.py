@@ -113,7 +113,7 @@ for turn in range(10 ** 9):
     shell("locked answers", "chmod 0 $EXITS $P; chmod 0 $P; chmod 700 $P; busy; chmod 0 $P; sleep 1000"),
     # what it may use
     shell("disk", "busy; i=0; while :; do head -c 4M /dev/zero >f$i; i=$((i + 1)); done"),
-    shell("memory's disks", "for d in /tmp $HOME /dev/shm; do cat /dev/zero >$d/f; done; stay"),
+    shell("memory's disks", "busy; for d in /tmp $HOME /dev/shm; do cat /dev/zero >$d/f; done; stay"),
     shell("output", "busy; yes 'as much as it can'; stay"),
     shell("output in drops", "busy; while :; do printf x; done"),
     shell("forks", "busy; f() { f & f & wait; }; f"),
