@@ -45,6 +45,10 @@ class BreakingLine:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Break everything, and listen no more. Safe to repeat."""
         self._over.set()
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)

@@ -2,6 +2,8 @@
 
 import posixpath
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from signal import Signals
 
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError, StateError
@@ -40,10 +42,21 @@ class Launcher:
         process.has_files = has_files
         await self._channel.send(*secrets, request)
         failpoints.reach("launch.sent")
-        await self._channel.wait_until(process, lambda: process.pid is not None or process.answer == "none")
+        try:
+            await self._channel.wait_until(process, lambda: process.pid is not None or process.answer == "none")
+        except ProviderError:
+            await self.withdraw(process_id)
+            raise
         if process.pid is None:
             raise self._not_started(process_id, launch)
         return process.pid
+
+    async def withdraw(self, process_id: str) -> None:
+        """End a process of which nobody knows whether it began. The keeper reads that after the request to start it."""
+        if self._channel.processes.pop(process_id, None) is not None:
+            self._shared.reserve.end(process_id)
+            with suppress(SandkeepError):
+                await self._channel.send(requests.request("kill", process_id, str(int(Signals.SIGKILL))))
 
     def _not_started(self, process_id: str, launch: Launch) -> SandkeepError:
         del self._channel.processes[process_id]

@@ -3,8 +3,8 @@
 import logging
 import random
 import re
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, TypeAlias
 
 import trio
@@ -47,6 +47,24 @@ RELAY_ENDS_S: Final = 5.0
 _OOM_KILLS: Final = re.compile(rb"^oom_kill (\d{1,15})$", re.MULTILINE)
 
 
+class _Outage:
+    """Why a channel is down, and the launches that wait for an answer by it."""
+
+    def __init__(self) -> None:
+        self.why: str | None = None
+        self.launches = set[trio.CancelScope]()
+
+    @contextmanager
+    def ending(self) -> Iterator[trio.CancelScope]:
+        """Cancel the block when the channel breaks and does not come back."""
+        with trio.CancelScope() as scope:
+            self.launches.add(scope)
+            try:
+                yield scope
+            finally:
+                self.launches.discard(scope)
+
+
 class RelayedInstance(HeldInstance):
     """A sandbox behind a `Remote`. `connect` opens its channel, and opens it again whenever it breaks.
 
@@ -63,7 +81,7 @@ class RelayedInstance(HeldInstance):
         self.remote = remote
         self._serving = (program, "-r", directory_there)
         self.relay = relay
-        self.why_disconnected: str | None = None
+        self._outage = _Outage()
         self.suspended = Pause()
         """Unlike `pause`, it is off while the sandbox is saved for a moment only."""
         self._nursery = nursery
@@ -101,6 +119,11 @@ class RelayedInstance(HeldInstance):
         await self._viewers.end_earlier()
 
     @property
+    def why_disconnected(self) -> str | None:
+        """Why the channel is, or was, not open."""
+        return self._outage.why
+
+    @property
     def why_ended(self) -> str | None:
         """The reason for the sandbox's end, once that is known."""
         return self._ending.message if self._channel.gone.is_set() else None
@@ -130,26 +153,45 @@ class RelayedInstance(HeldInstance):
             async with self.remote.channel(self._serving) as stream:
                 try:
                     await self.relay.run(stream)
-                    self.why_disconnected = stream.stderr.decode(errors="replace")[-300:] or "the channel was closed"
+                    self._outage.why = stream.stderr.decode(errors="replace")[-300:] or "the channel was closed"
                 finally:
                     with trio.move_on_after(RELAY_ENDS_S, shield=True):
                         await _end(stream)
         except SandkeepError as error:
-            self.why_disconnected = error.message
+            self._outage.why = error.message
             return not isinstance(error, UnansweredError)
         except Exception:  # whatever a sandbox sends must not end the daemon
             logger.exception("the channel to %s broke", self.remote.name)
-            self.why_disconnected = "the daemon failed: see its log"
+            self._outage.why = "the daemon failed: see its log"
         finally:
             self._disconnected.set()
+            if self._outage.launches:
+                self._nursery.start_soon(self._give_up)
             self.broke.set()
             self.broke = trio.Event()
         return True
 
     async def launch(self, launch: Launch) -> int:
-        """See `Instance.launch`, and `require_reachable`."""
+        """See `Instance.launch`, and `require_reachable`. If the channel breaks before the answer, and stays so,
+        it fails, too, and the process, if it began, is ended once the sandbox can be reached.
+        """
         await self.require_reachable()
-        return await super().launch(launch)
+        pid = 0
+        with self._outage.ending() as scope:
+            pid = await super().launch(launch)
+        if scope.cancelled_caught:
+            await self._launcher.withdraw(launch.process_id)
+            raise self._unreachable(": whether the command began is not known; if it did, it is ended when that is")
+        return pid
+
+    async def _give_up(self) -> None:
+        """Fail the launches that were under way when the channel broke, unless it comes back soon."""
+        launches = list(self._outage.launches)
+        try:
+            await self.require_reachable()
+        except ProviderError:
+            for each in launches:
+                each.cancel()
 
     async def run_command(self, command: Sequence[str], stdin: bytes | None = None, **more: Any) -> Ended:
         """See `Instance.run_command`, and `require_reachable`."""
@@ -163,8 +205,11 @@ class RelayedInstance(HeldInstance):
         # One attempt that is under way may be slow, as everything on a busy machine.
         if not self._disconnected.is_set() and await self._has_channel(REQUEST_DEADLINE_S, self._disconnected):
             return
-        message = f"{self.remote.name} cannot be reached: {self.why_disconnected or 'it does not answer'}"
-        raise ProviderError("provider_unavailable", message, sandbox_id=self.sandbox_id)
+        raise self._unreachable()
+
+    def _unreachable(self, more: str = "") -> ProviderError:
+        message = f"{self.remote.name} cannot be reached: {self.why_disconnected or 'it does not answer'}{more}"
+        return ProviderError("provider_unavailable", message, sandbox_id=self.sandbox_id)
 
     async def _has_channel(self, seconds: float, given_up: trio.Event) -> bool:
         """Wait until the channel is open, or `given_up`; return True if requests need not wait for it, or have to."""

@@ -334,7 +334,7 @@ def _cause(error: Exception) -> str:
             return "it closed the connection without an answer"
         if isinstance(inner, exceptions.IncompleteRead | IncompleteRead):
             return "it broke off its answer"
-        if isinstance(inner, exceptions.TimeoutError):
+        if isinstance(inner, exceptions.TimeoutError) and not isinstance(inner, exceptions.NewConnectionError):
             return "it took too long"
         inner = inner.__cause__ or inner.__context__ or getattr(inner, "reason", None)
     return str(error)

@@ -22,6 +22,7 @@ from sandkeep.ids import PROCESS, new_id
 from sandkeepd.contract.processes import Launch
 from sandkeepd.providers.common import relayed_instance
 from sandkeepd.providers.kubernetes import websocket
+from sandkeepd.providers.kubernetes.cluster import PODS
 from sandkeepd.providers.kubernetes.provider import KubernetesProvider
 
 pytestmark = pytest.mark.needs("root")
@@ -119,6 +120,38 @@ async def test_a_server_that_falls_silent_is_noticed_by_what_it_does_not_answer(
             await broke.wait()
         line.mend()
         line.break_all()
+
+
+async def test_a_command_under_way_is_told_so_and_not_carried_out_later(
+    provider: KubernetesProvider, line: BreakingLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows whether it began, as the answer is lost: it is ended once the server is there again."""
+    instance = await make(provider)
+    monkeypatch.setattr(relayed_instance, "REOPENED_S", 0.1)
+    launch = Launch(process_id=new_id(PROCESS), command=["sleep", "1000"])
+    line.silent_after = 0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_break_when_sent, instance, line)
+        error = await refused_async("provider_unavailable", instance.launch(launch))
+    assert "cannot be reached" in error.message
+    assert "whether the command began is not known" in error.message
+    line.mend()
+    await works_again(instance)
+    with trio.fail_after(patient(60)):
+        await output_of(instance, "while cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -q 'sl[e]ep 1000'; do :; done")
+
+
+async def test_the_system_says_why_a_server_is_not_there(line: BreakingLine, tmp_path: Path) -> None:
+    line.close()
+    async with opened(tmp_path / "kubeconfig", tmp_path / "state", new_id("log")) as provider:
+        error = await refused_async("provider_unavailable", provider.cluster.call(lambda api: api.get(PODS, "any")))
+    assert "does not answer: Connection refused: see" in error.message
+
+
+async def _break_when_sent(instance: Any, line: BreakingLine) -> None:
+    await until_async(lambda: instance.relay.first_unconfirmed is not None)
+    line.down = True
+    line.break_all()
 
 
 def test_what_is_asked_of_a_process_meanwhile_is_refused_and_not_done_later(
