@@ -34,10 +34,12 @@ GVISOR = ("gvisor.", "checkpoint.", "process.restored")
 PUBLISHING = ("image.published", "image.unpublished")
 APART = (
     *GROWTH, *KEEPING, *SUSPENSIONS, *GVISOR, *BRANCHING, *PUBLISHING, "lock.", "archive.", "volume.", "sandbox.moved",
+    "artifact.", "session.",
 )  # fmt: skip
 """What another test tells of: for suspensions `test_suspending`, for checkpoints `test_gvisor`, for locks `test_locks`,
-for archives `test_snapshot_gc`, for volumes `test_operations`, for sandboxes that move `tests/integration`, for
-branches `test_branches`, for published images `tests/daemon/providers/docker/test_foreign_images.py`.
+for archives `test_snapshot_gc`, for volumes, artifacts and sessions `test_operations`, for sandboxes that move
+`tests/integration`, for branches `test_branches`, for published images
+`tests/daemon/providers/docker/test_foreign_images.py`.
 """
 
 TOLD = sorted(kind for kind in EVENTS if kind not in NOT_IN_THE_STORY and not kind.startswith(APART))

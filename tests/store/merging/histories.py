@@ -72,7 +72,8 @@ class Repository:
         here = (f"--git-dir={self.path}", f"--work-tree={work}")
         try:
             self.run(*here, "checkout", "-q", "--force", "--detach", first)
-            strategy = ("-s", "recursive", "-X", "no-renames")
+            # With the differences that git's default strategy takes, which detects renames and cannot be kept from it.
+            strategy = ("-s", "recursive", "-X", "no-renames", "-X", "diff-algorithm=histogram")
             self.run(*here, "merge", "-q", "--no-commit", *strategy, second, codes=(0, 1))
             return self._index()
         finally:
