@@ -277,7 +277,11 @@ def why_waiting(found: Observed | None) -> str:
             return sentence(condition.reason, condition.message)
     if found.status.phase == "Pending" and not found.condition("PodScheduled").status:
         return "no scheduler has looked at it yet"
-    return f"its phase is {found.status.phase or 'unknown'}"
+    if not found.status.phase:
+        return "no pod was made for it yet: see that agent-sandbox's controller runs"
+    if found.status.phase == "Pending" and not found.status.container_statuses:
+        return "its node has not begun it yet: see that its kubelet runs"
+    return f"its phase is {found.status.phase}"
 
 
 def ending_of(pod: Observed | None, container: str) -> Ending:

@@ -72,3 +72,18 @@ async def test_a_daemon_that_may_read_no_events_goes_without(
     finally:
         await trio.to_thread.run_sync(lambda: hindered.control("DELETE", "faults"))
     assert "did not run within 3 s: ContainerCreating" in error.message
+
+
+@pytest.mark.parametrize(
+    ("away", "why"), [("sandbox_delay_s", "agent-sandbox's controller runs"), ("pod_delay_s", "no scheduler")]
+)
+async def test_who_does_nothing_is_named(
+    away: str, why: str, provider: KubernetesProvider, kubernetes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SANDKEEP_KUBERNETES_START_TIMEOUT", "1")
+    kubernetes.script(**{away: 60})
+    try:
+        error = await refused_async("provider_unavailable", make(provider))
+        assert why in error.message
+    finally:
+        kubernetes.script(**{away: 0})
