@@ -380,6 +380,19 @@ async def test_a_checkpointed_one_is_attached_again(server: Server) -> None:
         await everything(connection)
 
 
+async def test_one_whose_checkpoint_is_gone_is_not_restored(server: Server) -> None:
+    async with server.open("/create") as connection:
+        talk = await Talk(connection).created(enable_checkpoint=True)
+        await talk.send(action="checkpoint")
+        await everything(connection)
+    archives = Path(server.daemon.env["FILESYSTEM_SNAPSHOT_MOUNT_PATH"]).rglob("snp_*.tar*")
+    max(archives, key=lambda path: path.stat().st_mtime_ns).unlink()
+    async with server.open(f"/attach/{talk.id}?sandbox_token={talk.token}") as connection:
+        with trio.fail_after(patient(60)):
+            told, code = await everything(connection)
+    assert ([one.get("status") for one in told], code) == (["SANDBOX_RESTORING", "SANDBOX_RESTORE_ERROR", None], 4000)
+
+
 async def test_a_handover_is_told_and_where_it_goes_on(servers: list[Server]) -> None:
     one, other = servers
     async with one.open("/create") as connection:
