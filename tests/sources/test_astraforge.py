@@ -1,4 +1,4 @@
-"""AstraForge's toolkit, unmodified, and its agents, against a gateway of ours."""
+"""AstraForge's toolkit, unmodified, its agents and its notebooks, against a gateway of ours."""
 
 import json
 import os
@@ -35,6 +35,10 @@ def gateway(places: str) -> Iterator[Gateway]:
         python.chmod(0o755)
         with gateway.daemon.connect() as admin:
             gateway.image_id = admin.image.create(str(python.parents[1]), owner="key:ci").image_id
+        gateway.daemon.stop()
+        gateway.daemon.start(SANDKEEP_SESSION_IMAGE=gateway.image_id)
+        with gateway.daemon.connect() as admin:
+            gateway.unix, gateway.tcp = admin.daemon.status().http
         yield gateway
         assert "defect" not in gateway.daemon.said()
 
@@ -50,7 +54,7 @@ def run(gateway: Gateway, python: str, program: str, *arguments: str) -> Any:
     }
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=patient(300))
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize(
@@ -88,3 +92,19 @@ def test_an_agent_with_scripted_tool_calls(gateway: Gateway, environment: str, m
     assert "/workspace/a.txt" in answers["glob"]
     if module != "astraforge_toolkit":  # its backend runs no commands for agents
         assert "first" in answers["execute"]
+
+
+@pytest.mark.parametrize(
+    ("notebook", "agents"),
+    [
+        ("examples/deepagent_client_quickstart.ipynb", 1),
+        ("examples/deepagent_ralph_mode.ipynb", 1),
+        ("examples/sandbox_file_roundtrip.ipynb", 0),
+        ("astraforge-python-package/examples/local_api_test.ipynb", 2),
+    ],
+)
+def test_notebook(gateway: Gateway, notebook: str, agents: int) -> None:
+    path = str(repository("AstraForge") / notebook)
+    seen = run(gateway, interpreter(".venv"), "astraforge_notebook.py", path)
+    assert [word for word, answer in seen if "rror" in answer] == []
+    assert seen.count(["sandbox_shell", "$ cd /workspace && python3 main.py\n[stdout]\nhello world"]) == agents

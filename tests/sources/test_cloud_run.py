@@ -1,9 +1,11 @@
-"""The programs of wlhee/cloud-run-sandbox: the six examples of its Python client, unmodified but for the address and a
-context for TLS, over directories and a GCS bucket; its `GCSLock` against a daemon's locks; its reader of metadata.
+"""The programs of wlhee/cloud-run-sandbox: the examples of its clients in Python and in TypeScript, unmodified but for
+the address and trust in its certificate, over directories; its `GCSLock` against a daemon's locks; its reader of
+metadata.
 """
 
 import json
 import os
+import shutil
 import subprocess
 import urllib.request
 from collections.abc import Callable
@@ -56,16 +58,19 @@ class Service:
         (root / "certifi.py").write_text(f"def where():\n    return {str(trusted)!r}\n")
         self.root = root
 
-    def run(self, example: str) -> str:
+    def run(self, program: list[str], stdin: str = "") -> str:
         here, there = self.urls
         env = {
             "PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(self.root), "CLOUD_RUN_URL": here,
             "CLOUD_RUN_URL_HANDOFF": there, "CLOUD_RUN_URL_CHECKPOINT": here, "CLOUD_RUN_URL_RESTORE": there,
+            "NODE_EXTRA_CA_CERTS": str(self.root / "trusted.pem"), "SSL_CERT_FILE": str(self.root / "trusted.pem"),
         }  # fmt: skip
-        program = [str(python_of(NAME)), str(repository(NAME) / f"examples/python/{example}.py")]
         with open(self.root / "said", "w+", encoding="utf-8") as said:
             with suppress(subprocess.TimeoutExpired):
-                subprocess.run(program, env=env, stdout=said, stderr=said, timeout=patient(120), check=False)
+                subprocess.run(
+                    program, cwd=repository(NAME), env=env, input=stdin, text=True, stdout=said, stderr=said,
+                    timeout=patient(120), check=False,
+                )  # fmt: skip
             said.seek(0)
             return said.read()
 
@@ -79,9 +84,56 @@ RUNS = [
 
 @pytest.mark.parametrize(("example", "provider"), RUNS)
 def test_example(new_daemon: Any, tmp_path: Path, example: str, provider: str) -> None:
-    said = Service(new_daemon, tmp_path, provider).run(example)
+    said = Service(new_daemon, tmp_path, provider).run([str(python_of(NAME)), f"examples/python/{example}.py"])
     assert EXAMPLES[example] in said, said
     assert "error occurred" not in said, said
+
+
+@pytest.mark.needs("node")
+@pytest.mark.parametrize(("example", "provider"), [
+    *((example, "local") for example in EXAMPLES if example not in ("checkpoint", "reconnect")),
+    pytest.param("checkpoint", "gvisor", marks=pytest.mark.needs("runsc")),
+])  # fmt: skip
+def test_example_in_typescript(new_daemon: Any, tmp_path: Path, example: str, provider: str) -> None:
+    said = Service(new_daemon, tmp_path, provider).run([ts_node(), "-T", f"examples/js/{example}.ts"])
+    assert EXAMPLES[example] in said, said
+    assert "error occurred" not in said, said
+
+
+@pytest.mark.needs("node")
+def test_interactive_shell(new_daemon: Any, tmp_path: Path) -> None:
+    program = [ts_node(), "-T", "examples/js/interactive_shell.ts"]
+    said = Service(new_daemon, tmp_path, "local").run(program, "echo answer-$((6 * 7))\nexit\n")
+    assert "answer-42" in said, said
+    assert "error occurred" not in said, said
+
+
+NOT_OURS = {
+    "attach_not_found": "has the server's own settings changed",
+    "checkpoint_and_restore": "writes to /, which only root may",
+    "filesystem_snapshot_and_create": "writes to /, of which a snapshot holds nothing",
+    "restore_failure": "removes files from the server's own directory",
+}
+"""Tests of their server that are left out, and why."""
+
+
+@pytest.mark.needs("runsc")
+def test_tests_of_their_server(new_daemon: Any, tmp_path: Path) -> None:
+    service = Service(new_daemon, tmp_path, "gvisor")
+    plugin = Path(__file__).with_name("cloud_run_server.py")
+    shutil.copy(plugin, tmp_path)
+    said = service.run([
+        str(python_of(NAME)), "-m", "pytest", "-p", plugin.stem, "-p", "no:cacheprovider", "-q",
+        "tests/integration/test_websocket_server.py", "-k", f"not ({' or '.join(NOT_OURS)})",
+    ])  # fmt: skip
+    assert "8 passed" in said, said
+
+
+def ts_node() -> str:
+    path = repository(NAME) / "node_modules/.bin/ts-node"
+    if not path.exists():
+        pytest.skip(f"{path} is not there: tests/sources/README.md says how to make it")
+    return str(path)
 
 
 READER = """

@@ -1,8 +1,11 @@
-"""The `SandboxManager` of GCRI, unmodified but for the function that gives it a sandbox."""
+"""The `SandboxManager` and the graph of GCRI, unmodified but for the function that gives it a sandbox."""
 
 import importlib
+import json
 import logging
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 from tests.conftest import ENGINES, RunningDaemon, daemon_in
 from tests.sources.repositories import repository
+from tests.support.patience import patient
 
 from sandkeep.compat.gcri import get_sandbox
 
@@ -115,3 +119,53 @@ def test_manager_runs_iterations_unmodified(manager: Any, caplog: pytest.LogCapt
     assert manager.get_branch_files(1)[0]["new"] == "1\n"
     manager.docker_sandbox.clean_up_container(branch)
     assert manager.get_branch_files(1) == {}
+
+
+@pytest.mark.parametrize("provider", [pytest.param("docker", marks=pytest.mark.needs("docker")), "local"])
+def test_graph_runs_unmodified(
+    request: pytest.FixtureRequest, daemon: RunningDaemon, provider: str, tmp_path: Path
+) -> None:
+    """Two iterations of its graph, whose models are a script: tools, the aggregator, the curation, and the commit."""
+    python = repository("GCRI") / ".venv/bin/python"
+    if not python.exists():
+        pytest.skip(f"{python} is not there: tests/sources/README.md says how to make it")
+    project, template = tmp_path / "project", tmp_path / "refinement.txt"
+    project.mkdir()
+    (project / "lines").write_text("0\n1\n2\n")
+    template.write_text("{task} {strategy}")
+    image = request.getfixturevalue("dockerd").python() if provider == "docker" else "python:3.11-slim"
+    tests = Path(__file__).parents[1]
+    done = subprocess.run(
+        [str(python), str(tests / "support/gcri_graph.py"), str(project), provider, image, str(template)],
+        cwd=project,
+        env={
+            "PATH": os.environ["PATH"], "PYTHONPATH": f"{repository('GCRI')}:{tests.parent / 'rpc'}",
+            "SANDKEEP_SOCKET": daemon.socket,
+        },
+        capture_output=True, text=True, timeout=patient(300), check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["result"] == {"decision": True, "final_output": "done", "best_branch_index": 0}, done.stderr
+    assert seen["base"].startswith("7 files from branches [0, 1]: ")
+    answers = {name: [answer for _, answer in each] for name, each in seen["answers"].items()}
+    listed, lines, missing, *written, script, _ = answers["0 Hypothesis 1"]
+    assert ".gcri_baseline" in listed
+    assert (lines, missing) == ("0\n1\n2\n", "cat: 'no such': No such file or directory\n")
+    assert written == [
+        f'Successfully wrote to "{project}/made/by-1.py" in workspace.', 'Successfully wrote to "shared" in workspace.',
+        "(Success, no output)", "Exit Code 3", "/workspace/made/by-1.py\n", "(Success, no output)",
+        "./shared:1:of 1\n",
+    ]  # fmt: skip
+    assert re.fullmatch(r"\['.gcri_baseline', '_script_\w+.py', 'lines', 'made', 'shared'\]\n", script)
+    assert answers["0 Verification 1"] == ["0\nline 1\n2\nof 1\n"] * 2
+    assert answers["0 Decision"][:3] == ["of 0\n", "of 1\n", "of 2\n"]
+    begun = "of 1\nby-python\nlines\nmade\nrefined-0\nrefined-1\nshared\n"  # the later branch's version of a file
+    assert [answers[f"1 Hypothesis {branch}"][0] for branch in range(3)] == [begun] * 3
+    files = {str(path.relative_to(project)): path.read_text() for path in project.rglob("*") if path.is_file()}
+    assert {path: content for path, content in files.items() if not path.startswith(".gcri/")} == {
+        "by-python": "yes", "final": "final 0\n", "lines": "0\nline 1\n2\n", "made/by-0.py": "print(0)\n",
+        "made/by-1.py": "print(1)\n", "refined-0": "refined 0\n", "refined-1": "refined 1\n", "shared": "of 1\n",
+    }  # fmt: skip
+    with daemon.connect() as client:
+        assert client.sandbox.list().sandboxes == []

@@ -66,9 +66,8 @@ def find(root: Root, owner: str, name: str) -> Place:
             return root.place(path)
     others = sorted(found.path for found in store.objects(f"{part}/{name}/") if found.path.endswith(_SUFFIXES))
     if not others:
-        message = (
-            f"there is no filesystem snapshot {name!r} in {root.place(f'{part}/{name}')}: make one, or leave it out"
-        )
+        place = root.place(f"{part}/{name}")
+        message = f"Filesystem snapshot not found: {name!r}, in {place}: make one, or leave it out"
         raise CallerError("not_found", message)
     return root.place(others[-1])
 

@@ -68,6 +68,9 @@ MOVED_S: Final = 10.0
 KILL_S: Final = 10.0
 """Seconds for a command to end that is killed before a hand-over."""
 
+GATHER_S: Final = 0.01
+"""Seconds in which output that follows is sent with the first: unbuffered programs write a line and its end apart."""
+
 LEAVING_S: Final = 60.0
 """Seconds for which a client waits for the outcome of a hand-over, to attach."""
 
@@ -303,7 +306,11 @@ class Conversation:
         await self._status("SANDBOX_CREATING")
         name, is_told = f"sandbox-{secrets.token_hex(4)}", False
         try:
+            if options.enable_sandbox_handoff:
+                await self._status("SANDBOX_LOCK_ACQUIRING")
             made = await self._made(options, name)
+            if options.enable_sandbox_handoff:
+                await self._status("SANDBOX_LOCK_ACQUIRED")
             token = made.sandbox_token or token_of(self._core.log.command_key, made.sandbox_id)
             await self._send(event="sandbox_id", sandbox_id=made.name, sandbox_token=token)
             is_told = True
@@ -476,10 +483,13 @@ class Conversation:
         argv = LANGUAGES.get(language)
         if argv is None:
             known = ", ".join(LANGUAGES)
-            await self._error("SANDBOX_EXECUTION_UNSUPPORTED_LANGUAGE_ERROR", f"{language[:80]!r} is none of {known}")
+            message = f"Unsupported language: {language[:80]!r}. Supported languages are: {known}"
+            await self._error("SANDBOX_EXECUTION_UNSUPPORTED_LANGUAGE_ERROR", message)
             return
         if self._running is not None or self._telling:
-            await self._error("SANDBOX_EXECUTION_IN_PROGRESS_ERROR", "a command runs already: wait, or kill_process")
+            # Not SANDBOX_EXECUTION_IN_PROGRESS_ERROR: to upstream's clients that is the answer to a checkpoint.
+            message = "An execution is already in progress: wait, or kill_process"
+            await self._error("SANDBOX_EXECUTION_ERROR", message)
             return
         try:
             if len(code.encode()) > MAX_CODE_BYTES:
@@ -540,6 +550,7 @@ class Conversation:
                 return
             if not more:
                 await outputs.wait_for_more(process, read["stdout"], read["stderr"])
+                await trio.sleep(GATHER_S)
 
     # -- actions ------------------------------------------------------------------------------------------------------
 
@@ -572,7 +583,8 @@ class Conversation:
 
     async def _save(self) -> None:
         if self._running is not None:
-            await self._error("SANDBOX_EXECUTION_IN_PROGRESS_ERROR", "a command runs: wait, or kill_process")
+            message = "Cannot checkpoint while an execution is in progress: wait, or kill_process"
+            await self._error("SANDBOX_EXECUTION_IN_PROGRESS_ERROR", message)
             return
         while True:
             try:
@@ -648,6 +660,9 @@ class Conversation:
         except SandkeepError as error:
             self._killing = False
             await self._error("SANDBOX_KILL_ERROR", error.message)
+            return
+        if self._server.has_left(self._core.state.sandboxes[self._sandbox_id]):
+            await self._error("SANDBOX_KILL_ERROR", "the sandbox was saved, and may go on elsewhere: attach to kill it")
 
     # -- what happens to the sandbox ----------------------------------------------------------------------------------
 
@@ -682,15 +697,21 @@ class Conversation:
                     running.is_killed = True  # by its end here
                 await self._tell_killed()
                 await self._status("SANDBOX_DELETING")
-                await self._status("SANDBOX_LOCK_RELEASING")
+                await self._lock_status("SANDBOX_LOCK_RELEASING")
             case events.LockReleased():
-                await self._status("SANDBOX_LOCK_RELEASED")
+                await self._lock_status("SANDBOX_LOCK_RELEASED")
             case events.LockLost(message=why) | events.LockExpired(message=why):
                 await self._fail_unless_killing("SANDBOX_LOCK_RENEWAL_ERROR", why)
             case events.SandboxFailed(message=why) | events.SandboxLost(message=why):
                 await self._fail_unless_killing("SANDBOX_ERROR", why)
             case events.SandboxTerminated():
                 await self._end()
+
+    async def _lock_status(self, status: str) -> None:
+        """Send a status of the lock. In cloud-run-sandbox only what can be handed over has one."""
+        shared = self._core.state.sandboxes[self._sandbox_id].spec.shared
+        if shared is not None and shared.enable_handoff:
+            await self._status(status)
 
     async def _fail_unless_killing(self, status: str, message: str) -> None:
         """End the conversation by an error, unless the client wants the sandbox to end: that has its own outcome."""
