@@ -34,7 +34,7 @@ MOST_EXEC, MOST_CREATE, MOST_COPY = 0.1, 1.1, 1.0
 def crowd(client: Any, root: str, pod: str, box: str, number: int, at_once: int) -> Row:
     ours, by_hand = Ours(client, root, "kubernetes", at_once), ByHand(live.LiveCluster(), box, pod, at_once)
     times: Times = [], []
-    for _ in range(ROUNDS if number > 1 else ALONE):
+    for _ in range({1: ALONE, FEW: ROUNDS}.get(number, 1)):
         with by_hand.watching():
             times[1].append(seconds(lambda: by_hand.make_crowd(number)))
         times[0].append(seconds(lambda: ours.make(number)))
@@ -48,7 +48,7 @@ def in_turns(ours: Callable[[int], Any], theirs: Callable[[int], Any]) -> Times:
     return [mine for mine, _ in both], [other for _, other in both]
 
 
-def copy_rows(root: str, box: str, pod: str, place: Path) -> Iterator[Row]:
+def copy_rows(client: Any, root: str, box: str, pod: str, place: Path) -> Iterator[Row]:
     """A file of 50 MB of random bytes, in and out, by whole commands."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
@@ -61,14 +61,15 @@ def copy_rows(root: str, box: str, pod: str, place: Path) -> Iterator[Row]:
         command = [program, "cp", str(source), str(target)]
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
 
+    there = client.sandbox.exec(box, ["pwd"]).stdout.decode().strip()
     sandkeep = os.path.join(os.path.dirname(sys.executable), "sandkeep")
     put = in_turns(
         lambda turn: cp(sandkeep, place / "file", f"{box}:ours{turn}"),
-        lambda turn: cp(kubectl, place / "file", f"{pod}:/workspace/theirs{turn}"),
+        lambda turn: cp(kubectl, place / "file", f"{pod}:{there}/theirs{turn}"),
     )
     got = in_turns(
         lambda turn: cp(sandkeep, f"{box}:ours0", place / f"ours{turn}"),
-        lambda turn: cp(kubectl, f"{pod}:/workspace/ours0", place / f"theirs{turn}"),
+        lambda turn: cp(kubectl, f"{pod}:{there}/ours0", place / f"theirs{turn}"),
     )
     assert (place / "ours0").read_bytes() == (place / "file").read_bytes() == (place / "theirs0").read_bytes()
     for times, way in ((put, "into"), (got, "out of")):
@@ -93,7 +94,7 @@ def run() -> list[Row]:
         durable = ours.exec_times(box, lambda: by_hand.exec(pod))
         rows.append(exec_row("in a pod of a real cluster, both commits durable", durable, BESIDE, MOST_EXEC))
         rows += [crowd(client, root, pod, box, *which) for which in ((1, 1), (FEW, FEW_AT_ONCE), (MANY, MANY_AT_ONCE))]
-        rows += copy_rows(root, box, pod, Path(made))
+        rows += copy_rows(client, root, box, pod, Path(made))
         client.sandbox.terminate(box)
         return rows
 

@@ -49,14 +49,16 @@ class _Turns(trio.abc.Instrument):
             self._pass_on()
 
     def _pass_on(self) -> None:
-        if not self._waiting:
-            self._free += 1
-            return
-        owner = next(iter(self._waiting))
-        tasks = self._waiting.pop(owner)
-        tasks.unpark()
-        if tasks:
-            self._waiting[owner] = tasks  # behind all others
+        """Give a turn to the next who waits. Those who were cancelled, and have not run since, are there no more."""
+        while self._waiting:
+            owner = next(iter(self._waiting))
+            tasks = self._waiting.pop(owner)
+            given = tasks.unpark()
+            if tasks:
+                self._waiting[owner] = tasks  # behind all others
+            if given:
+                return
+        self._free += 1
 
 
 _turns: Final = trio.lowlevel.RunVar[_Turns]("turns")

@@ -1,6 +1,7 @@
 """Tasks that are woken at once take turns at the event loop."""
 
 import trio
+from tests.support.expect import DEADLINE_S
 
 from sandkeep_store.threads import working_for
 from sandkeepd.host.fairness import yield_to_loop
@@ -37,6 +38,29 @@ async def test_a_turn_that_is_given_up_is_somebody_elses() -> None:
         nursery.start_soon(_through, done, TASKS)
     assert len(done) < TASKS
     assert done[-1] == TASKS
+
+
+async def test_no_turn_is_given_to_who_was_cancelled_in_that_moment() -> None:
+    """It would be lost, and with the last one the whole daemon would wait for ever."""
+    scopes = list[trio.CancelScope]()
+
+    async def wait(owner: str) -> None:
+        with trio.CancelScope() as scope:
+            scopes.append(scope)
+            await yield_to_loop(owner)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(TASKS):
+            nursery.start_soon(wait, f"uid:{number}")
+        while len(scopes) < TASKS:
+            await trio.lowlevel.checkpoint()
+        for scope in scopes:
+            scope.cancel()
+    done = list[int]()
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            for number in range(TASKS):
+                nursery.start_soon(_through, done, number)
 
 
 async def test_one_of_another_owner_does_not_wait_for_a_crowd() -> None:
