@@ -292,9 +292,9 @@ def http_page() -> Iterator[str]:
     yield from ("", *table(("code", "status"), [(code, f"{s.value} {s.phrase}") for code, s in statuses.items()]), "")
     yield from wrap(
         "Besides these: 401 without a valid key, 405 for another method of HTTP, 408 for a body that does not go on, "
-        "413 for one that is too long, 415 for one with a `Content-Encoding`, and 429 for a key with 256 requests "
-        "under way. A failed `POST /sessions/` is 404 if the snapshot cannot be restored with which it was to begin, "
-        "else 400; its `code` says why."
+        "413 for one that is too long, 415 for one with a `Content-Encoding`, 431 for a head of more than 16 KiB, and "
+        "429 for a key with 256 requests under way. A failed `POST /sessions/` is 404 if the snapshot cannot be "
+        "restored with which it was to begin, else 400; its `code` says why."
     )
     for row in ROWS:
         yield from _route(row)

@@ -112,4 +112,6 @@ def _problems(row: Row, schema_of: Mapping[str, Any]) -> dict[str, Any]:
     if row.verb != "GET":
         statuses |= {415}
     content = {MEDIA_TYPE: {"schema": schema_of[_key(Problem)]}}
-    return {str(status): {"description": HTTPStatus(status).phrase, "content": content} for status in sorted(statuses)}
+    found = {str(status): {"description": HTTPStatus(status).phrase, "content": content} for status in sorted(statuses)}
+    too_large = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE  # which no route answers, and so without a body
+    return found | {str(too_large.value): {"description": too_large.phrase}}

@@ -26,6 +26,12 @@ SETTINGS = """
 [parameters]
 "path.id" = ["box", "other", "none"]
 "path.artifact_id" = ["art_none"]
+
+[checks]
+# The default, and 431: a path of the greatest length can be longer than a head, when it is encoded.
+negative_data_rejection.expected-statuses = [
+    400, 401, 403, 404, 405, 406, 409, 415, 422, 428, 429, 431, "5xx",
+]
 """
 
 
