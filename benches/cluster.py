@@ -9,13 +9,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benches import fair
+from benches.copy import in_turns
 from benches.daemon import daemon, seconds
 from benches.docker import ms
 from benches.elsewhere import ROUNDS, Ours, Times, crowd_row, exec_row
@@ -26,7 +26,6 @@ from tests.support.kubernetes import live
 FEW, FEW_AT_ONCE = 30, 8
 MANY, MANY_AT_ONCE = 100, 16
 ALONE = 10
-COPIES = 5
 COPIED_BYTES = 50_000_000
 MOST_EXEC, MOST_CREATE, MOST_COPY = 0.1, 1.1, 1.0
 
@@ -41,11 +40,6 @@ def crowd(client: Any, root: str, pod: str, box: str, number: int, at_once: int)
         ours.clear()
     what = f"{number} made in a real cluster"
     return crowd_row(what, times, "the official client, the same requests", MOST_CREATE, at_once)
-
-
-def in_turns(ours: Callable[[int], Any], theirs: Callable[[int], Any]) -> Times:
-    both = [(seconds(partial(ours, turn)), seconds(partial(theirs, turn))) for turn in range(COPIES)]
-    return [mine for mine, _ in both], [other for _, other in both]
 
 
 def copy_rows(client: Any, root: str, box: str, pod: str, place: Path) -> Iterator[Row]:
@@ -63,16 +57,23 @@ def copy_rows(client: Any, root: str, box: str, pod: str, place: Path) -> Iterat
 
     there = client.sandbox.exec(box, ["pwd"]).stdout.decode().strip()
     sandkeep = os.path.join(os.path.dirname(sys.executable), "sandkeep")
-    put = in_turns(
-        lambda turn: cp(sandkeep, place / "file", f"{box}:ours{turn}"),
-        lambda turn: cp(kubectl, place / "file", f"{pod}:{there}/theirs{turn}"),
+    put = list(
+        in_turns(
+            lambda turn: cp(sandkeep, place / "file", f"{box}:ours{turn}"),
+            lambda turn: cp(kubectl, place / "file", f"{pod}:{there}/theirs{turn}"),
+            lambda _: None,
+        )
     )
-    got = in_turns(
-        lambda turn: cp(sandkeep, f"{box}:ours0", place / f"ours{turn}"),
-        lambda turn: cp(kubectl, f"{pod}:{there}/ours0", place / f"theirs{turn}"),
+    got = list(
+        in_turns(
+            lambda turn: cp(sandkeep, f"{box}:ours0", place / f"ours{turn}"),
+            lambda turn: cp(kubectl, f"{pod}:{there}/ours0", place / f"theirs{turn}"),
+            lambda _: None,
+        )
     )
     assert (place / "ours0").read_bytes() == (place / "file").read_bytes() == (place / "theirs0").read_bytes()
-    for times, way in ((put, "into"), (got, "out of")):
+    for pairs, way in ((put, "into"), (got, "out of")):
+        times = [ours for ours, _ in pairs], [bare for _, bare in pairs]
         ours, bare = map(median, times)
         case = f"{COPIED_BYTES / 1e6:.0f} MB {way} a pod of a real cluster"
         yield Row(case, ms(times[0]), f"kubectl cp {ms(times[1])}", ours / bare, f"<= {MOST_COPY}", ours <= bare)

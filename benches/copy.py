@@ -48,7 +48,7 @@ def _row(name: str, total: int, pairs: list[Pair]) -> Row:
     return Row(case, figure, f"{beside} tar, tar", ratio, f"<= {MOST}", ratio <= MOST)
 
 
-def _in_turns(ours: Callable[[int], None], bare: Callable[[int], None], clear: Callable[[int], None]) -> Iterator[Pair]:
+def in_turns(ours: Callable[[int], None], bare: Callable[[int], None], clear: Callable[[int], None]) -> Iterator[Pair]:
     """Times of both, each as often first as the other; before them one of each, for warmth alone."""
     for turn in range(PAIRS + 1):
         if turn % 2:
@@ -81,8 +81,8 @@ def run() -> list[Row]:
             by_hand(source, f"{root}/hand{turn}")
 
         cp(source, f"{box}:kept")
-        going_in = _in_turns(lambda turn: cp(source, f"{box}:in{turn}"), bare, remove)
-        going_out = _in_turns(lambda turn: cp(f"{box}:kept", f"{root}/out{turn}"), bare, remove)
+        going_in = in_turns(lambda turn: cp(source, f"{box}:in{turn}"), bare, remove)
+        going_out = in_turns(lambda turn: cp(f"{box}:kept", f"{root}/out{turn}"), bare, remove)
         return [_row("in", total, list(going_in)), _row("out", total, list(going_out))]
 
 
